@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from kvstore.env.files.private import FILE_MODE, FOLDER_MODE
 from kvstore.env.ports import FILES_UNLIMITED, File
 from kvstore.env.syncs import Done, Syncs, ThreadSyncs, Write, write_all
 from kvstore.errors import ConfigError
@@ -24,8 +25,6 @@ PROBE_NAME = "write-probe"
 """The file by which a directory is probed. One that a crash leaves is removed by the next probe."""
 PROBE_BYTES = 512
 _HOLDER_BYTES = 32
-_FILE_MODE = 0o640
-_DIRECTORY_MODE = 0o750
 
 
 class _Sync(Struct, eq=False):
@@ -120,14 +119,14 @@ class DirectoryDisk:
 
     def __init__(self, root: Path, syncs: Syncs | None = None, others: Sequence[Path] = ()) -> None:
         """Raises OSError if `root` is not a directory and cannot be made."""
-        root.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         self._root = str(root.resolve())
         self._others = tuple(str(each) for each in others)
         self._syncs = syncs or ThreadSyncs()
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return DirectoryFile(os.open(self.real_path(path), flags, _FILE_MODE), self._syncs)
+        return DirectoryFile(os.open(self.real_path(path), flags, FILE_MODE), self._syncs)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(self.real_path(path))
@@ -139,7 +138,7 @@ class DirectoryDisk:
             return []
 
     def mkdir(self, path: str) -> None:
-        os.makedirs(self.real_path(path), mode=_DIRECTORY_MODE, exist_ok=True)
+        os.makedirs(self.real_path(path), mode=FOLDER_MODE, exist_ok=True)
 
     def remove(self, path: str) -> None:
         """Also of an empty directory. Raises FileNotFoundError, OSError (ENOTEMPTY)."""
@@ -202,7 +201,7 @@ def write_and_remove(path: str, size: int) -> None:
     on the size of a file, and a file system that has become read-only."""
     if os.path.lexists(path):
         os.unlink(path)  # only a new file shows that an inode is free
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         os.posix_fallocate(fd, 0, size)
         os.pwrite(fd, bytes(min(size, PROBE_BYTES)), 0)
@@ -240,9 +239,9 @@ class DirectoryLock:
 def lock_dir(directory: Path) -> DirectoryLock:
     """Keep other processes out of `directory`, which is made if it is absent. Raises ConfigError if one is in, OSError
     if it cannot be locked."""
-    directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+    directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     path = directory / LOCK_NAME
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

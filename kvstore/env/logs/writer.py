@@ -24,6 +24,8 @@ BYTES_MAX = 4 << 20
 """Lines and characters that wait to be written; lines beyond either are dropped."""
 FLUSH_S = 2.0
 """Longest wait of a flush, as at the end of the process, for a writer that is stuck."""
+_MODE = 0o640
+"""Of new files. The umask of a node takes the group's access away, unless the directory has a default ACL."""
 FILE_BYTES_MAX = 16 << 20
 FILES = 4
 """Kept beside the one that is written."""
@@ -86,7 +88,7 @@ class RotatedFile:
             os.close(fd)
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
         self._size = os.fstat(self._fd).st_size
 
     def _rotate(self) -> None:
