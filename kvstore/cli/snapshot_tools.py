@@ -46,8 +46,6 @@ EXIT = "-XX:+ExitOnOutOfMemoryError"
 SETTINGS = {
     "spark.driver.extraJavaOptions": EXIT,
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # values may be large: batches by bytes
-    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    "spark.sql.parquet.columnarReaderBatchSize": "1024",
     # Memory that Arrow gives back for a moment would come again as pages that the kernel must clear: a tenth of a task.
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "-1",
 }

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kvstore.env.files.private import read_private, write_private
 from kvstore.env.certificates import expiry_of
+from kvstore.env.files.private import read_private, write_private
 from kvstore.errors import ConfigError
 
 AUTHORITY_DAYS = 3650

@@ -20,6 +20,8 @@ from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.chains import newest_or_none
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location
+from kvstore.spark.snapshots.signing import Keys
+from kvstore.spark.snapshots.stored import read_document
 
 WORK = ".work-"
 GONE = ".gone-"
@@ -49,8 +51,8 @@ class SnapshotStore(ABC):
     look_s = 0.5
     """How often its work may be looked at."""
 
-    def __init__(self, root: Location) -> None:
-        self._root = root
+    def __init__(self, root: Location, keys: Keys = ()) -> None:
+        self._root, self.keys = root, keys
 
     @property
     def root(self) -> Location:
@@ -81,12 +83,12 @@ class SnapshotStore(ABC):
         """None if it is not there, perhaps since another `prune` removes it."""
         path = self.folder(snapshot) / manifests.NAME
         try:
-            data = path.read_bytes()
+            data = read_document(path, levels=2)
         except (FileNotFoundError, NotADirectoryError):
             if self.is_torn(snapshot):
                 raise Corrupted(f"{path} is missing; {manifests.REMEDY}") from None
             return None
-        found = manifests.decode(data, what=str(path))
+        found = manifests.decode(data, what=str(path), keys=self.keys)
         if found.id != snapshot:
             raise Corrupted(f"{path} is of snapshot {found.id}: a snapshot cannot be renamed")
         return found

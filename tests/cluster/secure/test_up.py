@@ -27,8 +27,8 @@ from kvstore.client import Client
 from kvstore.devcluster import authority
 from kvstore.devcluster.authority import Authority
 from kvstore.devcluster.local import secure_folder
-from kvstore.env.files.private import write_private
 from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
+from kvstore.env.files.private import write_private
 from kvstore.errors import StoreError
 from kvstore.proto import bookkeeper as wire
 from tests.cluster.harness import Cluster, running_cluster

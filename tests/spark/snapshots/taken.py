@@ -89,7 +89,7 @@ def take(
 
 
 def rows_of(store: DirectoryStore, manifest: Manifest) -> list[dict[str, Any]]:
-    batches = [batch for path in verify.parquet_paths(store, manifest) for batch in read_table(path)]
+    batches = [batch for stored in verify.stored_files(store, manifest) for batch in read_table(stored)]
     rows: list[dict[str, Any]] = pa.Table.from_batches(batches, SCHEMA).to_pylist()
     return rows
 
