@@ -87,12 +87,12 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
 def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_full: bool) -> Manifest | None:
     """Find the snapshot that an incremental of this cluster is to continue. Raises StoreError, also if that lacks
     something: no restore could use what continues it."""
-    from kvstore.spark.snapshots.chains import chain_of
     from kvstore.spark.snapshots.store import newest_of
+    from kvstore.spark.snapshots.usable import usable_chain
 
     try:
         name = parent or newest_of(store, instance).id
-        base = chain_of(store.load_chain(name), name)[-1]
+        base = usable_chain(store, store.load_chain(name), name)[-1]
     except (InvalidRequest, Corrupted) as error:
         if not or_full:
             raise

@@ -23,7 +23,7 @@ from kvstore.spark.snapshots.chains import complete_until_ms
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import read_table
-from kvstore.spark.snapshots.verify import stored_files
+from kvstore.spark.snapshots.usable import stored_files
 
 SNAPSHOT, CLUSTER, UNTIL = "kvstore.snapshot", "kvstore.cluster", "kvstore.complete_until_ms"
 """What a commit says of its snapshot."""

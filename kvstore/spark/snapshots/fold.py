@@ -14,7 +14,7 @@ from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import read_table
-from kvstore.spark.snapshots.verify import stored_files
+from kvstore.spark.snapshots.usable import stored_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

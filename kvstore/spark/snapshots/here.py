@@ -25,7 +25,7 @@ from kvstore.spark.snapshots.runners import SMALL_ROWS
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Differences, Read, Work
-from kvstore.spark.snapshots.verify import stored_files
+from kvstore.spark.snapshots.usable import stored_files
 
 _NO_TIME = -1
 

@@ -107,7 +107,7 @@ class SnapshotStore(ABC):
         return found
 
     def load_readable(self) -> tuple[dict[str, Manifest], dict[str, str]]:
-        """Those that can be read, and for the others why not."""
+        """Return the snapshots that can be read, and for the others the reason why not."""
         found: dict[str, Manifest] = {}
         problems: dict[str, str] = {}
         for name in self.ids():
@@ -117,6 +117,11 @@ class SnapshotStore(ABC):
                 problems[name] = str(error)
             else:
                 found |= {name: manifest} if manifest is not None else {}
+        for name in {each.parent for each in found.values() if each.parent} - found.keys() - problems.keys():
+            try:
+                self._load_or_none(name)
+            except (Corrupted, InvalidRequest) as error:  # its folder is here, its manifest is not
+                problems[name] = str(error)
         return found, problems
 
     def newest(self) -> Manifest:

@@ -36,16 +36,34 @@ class Stored:
     def open(self) -> BinaryIO:
         """Raises Corrupted if the file is missing, has another size, or is not a regular file; OSError."""
         try:
+            if isinstance(self.path, RemotePath):
+                self._check_size(self.path.size())
+                return self.path.open()
             found = open_regular(self.path, levels=3)
-            size = size_of(found, self.path)
         except FileNotFoundError:
             raise Corrupted(f"{self.path} is missing; take the file from a copy") from None
-        if size != self.file.size_bytes:
+        try:
+            self._check_size(os.fstat(found.fileno()).st_size)
+        except Corrupted:
             found.close()
+            raise
+        return found
+
+    def check(self) -> None:
+        """Raises what `open` raises. Reads no byte of the file."""
+        if not isinstance(self.path, RemotePath):
+            self.open().close()
+            return
+        try:
+            self._check_size(self.path.size())
+        except FileNotFoundError:
+            raise Corrupted(f"{self.path} is missing; take the file from a copy") from None
+
+    def _check_size(self, size: int) -> None:
+        if size != self.file.size_bytes:
             raise Corrupted(
                 f"{self.path} has {size} bytes, the manifest says {self.file.size_bytes}; take the file from a copy"
             )
-        return found
 
 
 def open_regular(path: Location, *, levels: int) -> BinaryIO:
@@ -87,11 +105,6 @@ def read_document(path: Location, *, levels: int) -> bytes:
             return data
         size = len(data)
     raise Corrupted(f"{path}: expected at most {DOCUMENT_BYTES_MAX} bytes, got {size} or more")
-
-
-def size_of(file: BinaryIO, path: Location) -> int:
-    """Return the bytes of an open file. Raises OSError."""
-    return path.size() if isinstance(path, RemotePath) else os.fstat(file.fileno()).st_size
 
 
 def _irregular(path: Path) -> Corrupted:

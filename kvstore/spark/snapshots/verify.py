@@ -20,6 +20,7 @@ from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.stored import Stored
 from kvstore.spark.snapshots.table import read_table, sha256_of
+from kvstore.spark.snapshots.usable import stored_files
 
 THREADS = 2
 
@@ -157,11 +158,3 @@ def check_files(store: SnapshotStore, chain: Sequence[Manifest], done: Callable[
             if found != stored.file.sha256:
                 raise Corrupted(f"{stored.path} is damaged: its checksum is not the manifest's; take it from a copy")
             done(1)
-
-
-def stored_files(store: SnapshotStore, manifest: Manifest) -> list[Stored]:
-    """The files of a snapshot. Raises Corrupted for one that is missing, has another size, or is no regular file."""
-    found = [Stored(store.folder(manifest.id) / file.path, file) for file in manifest.files]
-    for each in found:
-        each.open().close()
-    return found

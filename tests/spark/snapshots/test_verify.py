@@ -11,6 +11,7 @@ from kvstore.errors import Corrupted
 from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
+from kvstore.spark.snapshots.usable import stored_files
 from tests.spark.snapshots.made import Change, file_of, full, incremental, some_log
 
 LOG = some_log(300)
@@ -68,7 +69,7 @@ def test_a_missing_file_and_a_stranger_are_found(store: DirectoryStore) -> None:
     ]
     for check in (
         lambda: verify.check_files(store, [manifest], lambda _: None),
-        lambda: verify.stored_files(store, manifest),
+        lambda: stored_files(store, manifest),
     ):
         with pytest.raises(Corrupted, match="is missing"):
             check()
