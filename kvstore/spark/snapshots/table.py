@@ -21,6 +21,7 @@ from kvstore.client.pinned.arrow import SCHEMA, TIMESTAMP, times_of
 from kvstore.env.files.private import private_opener
 from kvstore.errors import Corrupted
 from kvstore.spark.snapshots.manifest import DataFile
+from kvstore.spark.snapshots.pages import check_pages
 from kvstore.spark.snapshots.stored import Stored
 
 GROUP_BYTES = 16 << 20
@@ -168,6 +169,7 @@ def read_table(stored: Stored) -> Iterator[pa.RecordBatch]:
             ) as file:
                 for group in range(footer.num_row_groups):
                     found = footer.row_group(group)
+                    check_pages(source, found, str(path), bytes_max=READ_GROUP_BYTES_MAX, with_dictionary="partition")
                     each = max(1, found.total_byte_size // max(1, found.num_rows))
                     rows = min(BATCH_ROWS_MAX, max(1, BATCH_BYTES // each))
                     for batch in file.iter_batches(batch_size=rows, row_groups=[group]):

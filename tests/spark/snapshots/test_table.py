@@ -1,7 +1,9 @@
 """Rows into Parquet and back, in bounded memory, with every page checked."""
 
 import hashlib
+import io
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from kvstore.client.pinned.arrow import SCHEMA
 from kvstore.errors import Corrupted
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
-from kvstore.spark.snapshots import table
+from kvstore.spark.snapshots import pages, table
 from kvstore.spark.snapshots.manifest import DataFile
 from kvstore.spark.snapshots.stored import Stored
 from kvstore.spark.snapshots.table import TableWriter, columns_of, read_table, sha256_of
@@ -146,6 +148,36 @@ def test_row_group_is_refused_when_its_rows_would_take_more_memory_than_ours(
     with pytest.raises(Corrupted, match=reason):
         list(read_table(stored_as_told(path)))
     assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dictionary": ["partition", "value"]},
+        {"use_dictionary": ["partition"], "column_encoding": {"value": "DELTA_BYTE_ARRAY"}},
+        {"use_dictionary": ["partition"]},
+        {"use_dictionary": ["partition"], "data_page_version": "2.0"},
+    ],
+)
+def test_pages_are_refused_by_their_own_headers_when_the_footer_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict
+) -> None:
+    """As with a footer that somebody has changed: here nobody looks at it."""
+    path = tmp_path / "x.parquet"
+    made = batch([(b"%d" % number, bytes(1 << 20), number + 1, 1, 1, 0) for number in range(100)])
+    pq.write_table(pa.Table.from_batches([made]), path, compression="zstd", **options)
+    monkeypatch.setattr(table, "_check_footer", lambda *_: None)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(Corrupted, match=r"expected (plain pages in column|row groups of at most 67108864 bytes)"):
+        list(read_table(stored_as_told(path)))
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_header_of_a_page_is_read_or_refused_whatever_its_bytes(data: bytes) -> None:
+    with suppress(Corrupted):
+        pages._header_at(io.BytesIO(data), 0, "x")
 
 
 def test_long_name_of_a_partition_is_not_repeated_in_every_row(tmp_path: Path) -> None:
