@@ -78,7 +78,7 @@ class Work:
         work = cls(store, store.work(plan.id))
         try:
             if not isinstance(work.attempts, RemotePath):
-                work.attempts.parent.mkdir(mode=FOLDER_MODE)
+                work.attempts.parent.mkdir(mode=FOLDER_MODE, parents=True)
                 work.attempts.mkdir(mode=FOLDER_MODE)
             work._lock = store.lock_or_none(work.folder)
             if work._lock is None:  # a driver that began just now took the folder for what a killed one has left
