@@ -15,15 +15,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from kvstore.env.files.private import FILE_MODE, FOLDER_MODE
+from kvstore.env.files.write_trial import try_file
 from kvstore.env.ports import FILES_UNLIMITED, File
 from kvstore.env.syncs import Done, Syncs, ThreadSyncs, Write, write_all
 from kvstore.errors import ConfigError
 from kvstore.os_errors import SyncFailed, reason_of
 
 LOCK_NAME = "LOCK"
-PROBE_NAME = "write-probe"
-"""The file by which a directory is probed. One that a crash leaves is removed by the next probe."""
-PROBE_BYTES = 512
+PROBE_NAMES = ("write-probe", "write-probe.new")
+"""The names of the file by which a directory is probed. One that a crash leaves is removed by the next probe."""
 _HOLDER_BYTES = 32
 
 
@@ -196,25 +196,10 @@ class DirectoryDisk:
         self._syncs.close()
 
 
-def write_and_remove(path: str, size: int) -> None:
-    """Create a file of `size` bytes, sync it and remove it. Blocks. Raises OSError. Only a trial finds a quota, a limit
-    on the size of a file, and a file system that has become read-only."""
-    if os.path.lexists(path):
-        os.unlink(path)  # only a new file shows that an inode is free
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-    try:
-        os.posix_fallocate(fd, 0, size)
-        os.pwrite(fd, bytes(min(size, PROBE_BYTES)), 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-        os.unlink(path)
-
-
 def _probe(directory: str) -> OSError | None:
     """Return why no file can be written to the directory, its text for an operator, or None. Blocks."""
     try:
-        write_and_remove(f"{directory}/{PROBE_NAME}", PROBE_BYTES)
+        try_file(directory, PROBE_NAMES)
     except OSError as error:
         has_inodes = True
         with suppress(OSError):

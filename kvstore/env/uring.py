@@ -21,6 +21,7 @@ import os
 import struct
 import weakref
 from collections import deque
+from errno import EAGAIN
 
 from msgspec import Struct
 
@@ -97,7 +98,8 @@ class RingSyncs:
         self._nothing = (*map(ctypes.c_long, (_ENTER, self._fd, 0, 0, 0)), None, ctypes.c_long(0))
         self._in_flight: dict[int, _Job] = {}
         self._waiting: deque[_Job] = deque()
-        self._orphan: _Job | None = None
+        self._orphans: list[_Job] = []
+        """Writes that the kernel has begun without their syncs. It may read their data at any later time."""
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -152,9 +154,10 @@ class RingSyncs:
             if (tail - before) & _WRAP == 1:
                 _call(*self._enter)
             elif _call(*self._enter_both) == 1:
-                before = (before + 1) & _WRAP  # the write is begun: without its sync it is reported as failed
-                self._orphan = job  # whose data stay where they are
-                _call(*self._enter)
+                before = (before + 1) & _WRAP
+                self._orphans.append(job)
+                # The link is broken: if the sync were begun now, it could end before the write.
+                raise OSError(EAGAIN, "the kernel has begun a write without its sync")
         except OSError:
             words[self._sq_tail] = before
             raise

@@ -231,6 +231,12 @@ class LeaderLog(Protocol):
     def epoch(self) -> int: ...
 
     @property
+    def lost(self) -> StoreError | None:
+        """Why this leader can append no more; None if it can. Set before the entries in flight end, whose outcome is
+        unknown whatever the reason is."""
+        ...
+
+    @property
     def recovered_end(self) -> Position:
         """The last entry before this leader's own ledger. Everything up to it is closed and readable."""
         ...

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.env import uring
 from kvstore.env.disk import DirectoryDisk
 from kvstore.env.syncs import NotWritten, Syncs, ThreadSyncs
 from tests.env.test_disk import ring
@@ -69,3 +70,31 @@ def test_write_beside_the_loop_that_fails_differs_from_a_sync_that_fails(
         asyncio.run(work())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# docs/protocol.md L12
+def test_write_that_the_kernel_begins_without_its_sync_is_reported_as_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kernel lacks memory for the second request of the pair. A sync that is begun later is not linked with the
+    write, and may end before it."""
+
+    async def work() -> None:
+        syncs = ring()
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+        reported: list[OSError | None] = []
+        call, both = uring._call, syncs._enter_both
+        monkeypatch.setattr(uring, "_call", lambda *args: call(*(syncs._enter if args == both else args)))
+        with pytest.raises(OSError, match="without its sync"):
+            syncs.submit(fd, reported.append, (0, b"x" * 5_000))
+        monkeypatch.undo()
+        over: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+        syncs.submit(fd, over.set_result, (5_000, b"y"))
+        assert await over is None
+        assert (reported, faults) == ([], [])
+        syncs.close()
+        os.close(fd)
+
+    asyncio.run(work())

@@ -198,6 +198,30 @@ async def test_watchdog_ends_the_process_when_a_session_cannot_be_ended(
         assert "the metadata session cannot be ended" in ended[0]
 
 
+# docs/protocol.md P45, B24
+async def test_write_that_ends_while_its_directory_is_given_up_raises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal reports the write on the event loop, and the watchdog's thread gives the directory up meanwhile."""
+    async with watched(tmp_path, monkeypatch) as (dog, _):
+        reasons: list[str] = []
+        dog.watch_disk("", reasons.append)
+
+        class Devices(dict[str, int]):
+            def get(self, path: str, default: int | None = None) -> int | None:  # type: ignore[override]
+                device = super().get(path)
+                dog._give_up_directory(path)
+                return device
+
+        dog._devices = Devices(dog._devices)
+        dog.disk_works("")
+
+        async def is_given_up() -> bool:
+            return bool(reasons)
+
+        await wait_until(is_given_up, what="the end of the directory")
+
+
 # docs/protocol.md P45
 async def test_watchdog_probes_a_disk_only_while_it_completes_no_other_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -100,7 +100,7 @@ def test_directory_that_lets_nothing_be_renamed_or_deleted_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Path, name, failing(errno.EPERM))
+        patch.setattr(write_trial.os, name, failing(errno.EPERM))
         fault = write_fault(tmp_path)
     assert fault is not None
     assert (fault.step, fault.errno) == (step, errno.EPERM)

@@ -12,8 +12,8 @@ import pytest
 from kvstore.env.disk import DirectoryDisk
 from kvstore.errors import MetadataLost, MetadataUnavailable, NoSuchNode, OlderMetadata
 from kvstore.meta import paths
-from kvstore.meta.history import verifier
-from kvstore.meta.history.high_water import FILE, HighWater
+from kvstore.meta.history import high_water, verifier
+from kvstore.meta.history.high_water import FILE, HighWater, _line
 from kvstore.meta.history.seen import SeenVersions, Version
 from kvstore.meta.history.verified import VerifiedStore
 from kvstore.meta.layout import LayoutStore
@@ -149,6 +149,34 @@ async def test_version_below_one_seen_before_is_an_older_copy(ensemble: Ensemble
             await store.get("/list")
 
 
+# docs/protocol.md B29
+async def test_later_copy_is_used_after_several_connections_to_the_older_one(
+    ensemble: Ensemble, tmp_path: Path
+) -> None:
+    """The process has seen nothing later than the copy, so it uses the copy until another node marks it."""
+    inner, other = ensemble.session(), ensemble.session()
+    async with opened(inner, tmp_path) as store:
+        await other.create("/list", b"0")
+        older = ensemble.copy()
+        await other.set("/list", b"1", 0)
+        later = ensemble.copy()
+        states = States(store)
+        ensemble.restore(older)
+        await states.wait_for(SessionState.CONNECTED)
+        for version in range(3):
+            await store.set("/list", b"unacknowledged", version)
+            await store.get("/list")
+        states.seen.clear()
+        ensemble.restore(ensemble.copy())
+        await states.wait_for(SessionState.CONNECTED)
+        await ensemble.stores[0].create(paths.OLDER_COPY, b"n2 says so")
+        await states.wait_for(SessionState.OLDER)
+        states.seen.clear()
+        ensemble.restore(later)
+        await states.wait_for(SessionState.CONNECTED)
+        assert (await store.get("/list"))[0] == b"1"
+
+
 async def test_process_that_writes_sees_its_own_versions(ensemble: Ensemble, tmp_path: Path) -> None:
     async with opened(ensemble.session(), tmp_path) as store:
         await store.multi([Create("/a"), Create("/b")])
@@ -228,13 +256,50 @@ async def test_mark_of_another_process_ends_the_use_of_the_store(ensemble: Ensem
         await states.wait_for(SessionState.CONNECTED)
 
 
-@pytest.mark.parametrize("said", [f"another-cluster n1 {9:20d}\n", f"{CLUSTER} n2 {9:20d}\n", "torn", ""])
-async def test_file_of_another_cluster_or_node_says_nothing(ensemble: Ensemble, tmp_path: Path, said: str) -> None:
-    (tmp_path / FILE).write_text(said)
+# docs/protocol.md B29
+async def test_damaged_file_does_not_make_the_store_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
+    """One bit that turns over would stop every node of the cluster."""
     async with opened(ensemble.session(), tmp_path) as store:
         await store.create("/a")
         await settled(store)
-    assert (tmp_path / FILE).read_text().split("\n")[0].split() == [CLUSTER, "n1", "1"]
+    text = (tmp_path / FILE).read_bytes()
+    at = text.index(b" 1") + 1
+    (tmp_path / FILE).write_bytes(text[:at] + b"9" + text[at + 1 :])
+    async with opened(ensemble.session(), tmp_path) as store:
+        assert "a" in await store.children("/")
+        assert paths.OLDER_COPY not in ensemble.tree.paths()
+
+
+# docs/protocol.md P34
+@pytest.mark.parametrize("node", ["n1", "n2"])
+async def test_garbage_in_a_mark_stops_no_node_and_is_replaced(ensemble: Ensemble, tmp_path: Path, node: str) -> None:
+    async with opened(ensemble.session(), tmp_path / "1") as first, opened(ensemble.session(), tmp_path / "2", "n2"):
+        await first.create("/a")
+        await settled(first)
+        ensemble.tree._nodes[paths.high_water(node)].data = b"\xff garbage"
+        states = States(first)
+        ensemble.restore(ensemble.copy())
+        await states.wait_for(SessionState.CONNECTED)
+        mark = first._verifier.mark
+        assert mark is not None
+        before = mark.confirmed
+        await first.create("/b")
+        await settled(first)
+        assert mark.confirmed > before
+    async with opened(ensemble.session(), tmp_path / "1") as first:
+        assert "b" in await first.children("/")
+
+
+OTHERS = _line(b"another-cluster", b"n1", 9), _line(CLUSTER.encode(), b"n2", 9)
+
+
+@pytest.mark.parametrize("said", [*OTHERS, b"torn", b""])
+async def test_file_of_another_cluster_or_node_says_nothing(ensemble: Ensemble, tmp_path: Path, said: bytes) -> None:
+    (tmp_path / FILE).write_bytes(said)
+    async with opened(ensemble.session(), tmp_path) as store:
+        await store.create("/a")
+        await settled(store)
+    assert (tmp_path / FILE).read_text().split("\n")[0].split()[:3] == [CLUSTER, "n1", "1"]
 
 
 async def test_metadata_that_stay_as_they_are_cost_no_writes(ensemble: Ensemble, tmp_path: Path) -> None:
@@ -276,13 +341,39 @@ async def test_high_water_of_two_processes_of_a_node_never_falls(ensemble: Ensem
     assert (first.confirmed, second.confirmed) == (4, 3)
 
 
+# docs/protocol.md B29
+async def test_high_water_is_confirmed_again_after_every_node_was_replaced(
+    ensemble: Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that was replaced may come back: its own mark does not make the store an older copy."""
+    monkeypatch.setattr(high_water, "RINGS_MAX", 20)
+    store = ensemble.session()
+    marks = {
+        node: HighWater(store, DirectoryDisk(tmp_path / node), node, CLUSTER) for node in ("a", "b", "c", "x", "y")
+    }
+
+    async def ring(first: str, *others: str) -> bool:
+        before = marks[first].confirmed
+        await marks[first].raise_it(rings=True)
+        for each in others:
+            await marks[each].raise_it(rings=False)
+        await marks[first].confirm()
+        return marks[first].confirmed > before
+
+    assert [await ring(*nodes) for nodes in ("abc", "bca", "cab")] == [True] * 3
+    assert not any([await ring("x", "y") for _ in range(20)]), "two of five"
+    await ring("x", "y")
+    assert await ring("x", "y")
+    assert await marks["a"].why_older() == ""
+    assert await ring("a", "x", "y")
+    assert not await ring("x"), "three nodes now"
+
+
 def test_seen_versions_are_bounded_and_know_a_node_made_again() -> None:
     seen = SeenVersions(paths_max=2)
-    assert seen.note("/a", Stat(5, 10, 0, 0), 1)
-    assert not seen.note("/a", Stat(4, 10, 0, 0), 1)
-    assert seen.note("/a", Stat(0, 11, 0, 0), 2), "deleted, and made again"
-    assert seen.note("/b", Stat(0, 12, 0, 0), 2)
-    assert seen.note("/c", Stat(0, 13, 0, 0), 3)
+    assert seen.note("/a", Stat(5, 10, 0, 0))
+    assert not seen.note("/a", Stat(4, 10, 0, 0))
+    assert seen.note("/a", Stat(0, 11, 0, 0)), "deleted, and made again"
+    assert seen.note("/b", Stat(0, 12, 0, 0))
+    assert seen.note("/c", Stat(0, 13, 0, 0))
     assert (seen.highest("/a"), seen.highest("/c")) == (None, Version(13, 0))
-    seen.forget(3)
-    assert (seen.highest("/b"), seen.highest("/c")) == (Version(12, 0), None)

@@ -36,6 +36,7 @@ class FakeLog:
     def __init__(self, epoch: int, now: Callable[[], float]) -> None:
         self.epoch = epoch
         self.waited = True
+        self.lost: StoreError | None = None
         self.under_way: deque[tuple[LogEntry, float, AppendDone]] = deque()
         self.acknowledged: list[LogEntry] = []
         self.sealed = self.closed = False

@@ -30,6 +30,7 @@ class MemoryLog:
     """A LeaderLog whose entries are acknowledged on the next turn of the event loop, or when `gate` says so."""
 
     waited = True
+    lost: StoreError | None = None
 
     def __init__(self, env: Env, ledger: int = 1) -> None:
         self.epoch = ledger

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.env.disk import PROBE_NAME, DirectoryDisk
+from kvstore.env.disk import PROBE_NAMES, DirectoryDisk
 from kvstore.server import write_probe
 from kvstore.server.write_probe import WriteProbe
 from tests.waiting import PATIENCE_S
@@ -44,7 +44,8 @@ async def anew(probe: WriteProbe) -> str:
 
 async def test_probe_of_a_sound_disk_finds_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     probe = probe_of(DirectoryDisk(tmp_path))
-    (tmp_path / PROBE_NAME).write_text("left by a crash")
+    for name in PROBE_NAMES:
+        (tmp_path / name).write_text("left by a crash")
     assert await anew(probe) == ""
     assert (probe.troubles, os.listdir(tmp_path)) == ({}, [])
 

@@ -188,6 +188,7 @@ def heal(cluster: Cluster) -> None:
     for node in cluster.nodes:
         node.disk.mend()
         node.free_inodes()
+        node.engines.are_wedged = False
         node.sim.clock.set_right()
         if node.is_paused:
             node.resume()

@@ -18,6 +18,7 @@ from tests.sim.stories.stories_of_reach import (
     longest_gap,
     observers_that_stand_still,
     successor_that_few_reach,
+    two_that_refuse_each_other,
 )
 from tests.sim.test_handover import epoch, led_by_preferred
 
@@ -42,6 +43,12 @@ def test_leader_that_others_cannot_reach_is_deposed_once(refuses: bool) -> None:
 def test_leader_stays_when_one_observer_cannot_reach_it(refuses: bool) -> None:
     for seed in range(1, 4):
         play(partial(leader_that_one_does_not_reach, refuses=refuses), CALM, seed)
+
+
+# docs/protocol.md P40
+def test_lead_does_not_go_round_between_two_that_refuse_each_other() -> None:
+    for seed in range(1, 4):
+        play(two_that_refuse_each_other, knobs(lead_back_s=1.0), seed)
 
 
 # docs/protocol.md P40

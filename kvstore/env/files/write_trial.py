@@ -1,8 +1,10 @@
-"""Tries whether a directory takes files, by making one. Permissions say nothing of a file system that has gone
-read-only, a full disk, a quota, or a disk that fails; root has every permission.
+"""Tries whether a directory takes files, by making one. Free bytes and permissions tell nothing of a quota, a limit on
+the size of a file, a file system that has become read-only, or a disk that fails; root has every permission.
 
 The trial takes each step that a node takes: create, write, sync, rename, sync the directory, delete. It leaves nothing
-behind. What a crash leaves has a name that no directory of a node counts: it begins with a dot and ends with `.new`.
+behind. A trial that a crash ends leaves its file. Commands give it a name that no directory of a node counts: it begins
+with a dot and ends with `.new`. A node gives the same two names to each trial of a directory, so that the next trial
+removes the file.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from pathlib import Path
 from kvstore.os_errors import is_no_room
 
 PREFIX, SUFFIX = ".kvstore-trial-", ".new"
-_TEXT = b"kvstore tries whether this directory can be written\n"
+WRITTEN_BYTES = 512
+"""Bytes of a trial's file that are written. Those beyond are only allocated."""
 _ADVICE = {
     EROFS: "the file system is read-only: check the disk, then mount it writable",
     ENOSPC: "the disk is full: free space and inodes",
@@ -49,12 +52,46 @@ class WriteFault:
         return f"{self.place}: expected to {self.step}, got {name} ({self.reason}); {advice}"
 
 
-class _StepFailed(Exception):
-    """A step of the trial raised OSError."""
+class TrialFailed(OSError):
+    """A step of a trial raised OSError."""
 
     def __init__(self, step: str, error: OSError) -> None:
-        super().__init__(step)
-        self.step, self.error = step, error
+        super().__init__(error.errno, error.strerror or str(error), error.filename)
+        self.step = step
+
+
+def try_file(directory: str, names: tuple[str, str], size: int = WRITTEN_BYTES) -> None:
+    """Create a file of `size` bytes in a directory by the first name, sync it, rename it to the second name, and delete
+    it. Blocks, and costs two syncs. Raises TrialFailed. No other file may have one of the names, and no other trial may
+    use them at the same time."""
+    first, second = (f"{directory}/{name}" for name in names)
+    with _step("delete a file"):
+        for each in (first, second):
+            if os.path.lexists(each):
+                os.unlink(each)  # only a new file shows that an inode is free
+    try:
+        with _step("create a file"):
+            fd = os.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with _step("write to a file"):
+                if size > WRITTEN_BYTES:
+                    os.posix_fallocate(fd, 0, size)
+                os.write(fd, bytes(min(size, WRITTEN_BYTES)))
+            with _step("sync a file"):
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        with _step("rename a file"):
+            os.rename(first, second)
+        with _step("sync the directory"):
+            _sync(directory)
+        with _step("delete a file"):
+            os.unlink(second)
+    except TrialFailed:
+        for each in (first, second):
+            with suppress(OSError):
+                os.unlink(each)
+        raise
 
 
 def write_fault(place: Path) -> WriteFault | None:
@@ -70,10 +107,9 @@ def write_fault(place: Path) -> WriteFault | None:
             _try_file(there)
         else:
             _try_directory(there)
-    except _StepFailed as failed:
-        number = failed.error.errno or 0
-        where = failed.error.filename if failed.step == "look at the directory" else None
-        return WriteFault(str(where or there), failed.step, number, failed.error.strerror or str(failed.error))
+    except TrialFailed as failed:
+        where = failed.filename if failed.step == "look at the directory" else None
+        return WriteFault(str(where or there), failed.step, failed.errno or 0, failed.strerror or str(failed))
     return None
 
 
@@ -102,32 +138,12 @@ def _try_directory(there: Path) -> None:
 
 
 def _try_file(there: Path) -> None:
+    """Try by names that nobody else uses: a node may try the same directory now."""
     name = f"{PREFIX}{secrets.token_hex(8)}"
-    first, second = there / f"{name}-1{SUFFIX}", there / f"{name}-2{SUFFIX}"
-    try:
-        with _step("create a file"):
-            fd = os.open(first, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with _step("write to a file"):
-                os.write(fd, _TEXT)
-            with _step("sync a file"):
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        with _step("rename a file"):
-            first.rename(second)
-        with _step("sync the directory"):
-            _sync(there)
-        with _step("delete a file"):
-            second.unlink()
-    except _StepFailed:
-        for each in (first, second):
-            with suppress(OSError):
-                each.unlink()
-        raise
+    try_file(str(there), (f"{name}-1{SUFFIX}", f"{name}-2{SUFFIX}"))
 
 
-def _sync(directory: Path) -> None:
+def _sync(directory: str) -> None:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -140,4 +156,4 @@ def _step(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _StepFailed(what, error) from error
+        raise TrialFailed(what, error) from error

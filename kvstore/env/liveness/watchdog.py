@@ -94,8 +94,10 @@ class Watchdog(Liveness):
                 self._on_hung[path] = on_hung
 
     def disk_works(self, path: str) -> None:
-        if (device := self._devices.get(path)) is not None:
-            self._disks[device].works += 1
+        # The watchdog's thread may give the directory up between these two lines.
+        device = self._devices.get(path)
+        if device is not None and (disk := self._disks.get(device)) is not None:
+            disk.works += 1
 
     def add_session(self, give_up: GiveUp) -> Callable[[], None]:
         def take_back() -> None:

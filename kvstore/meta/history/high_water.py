@@ -13,31 +13,45 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from typing import NamedTuple
+
+from crc32c import crc32c
 
 from kvstore.env.ports import Disk
-from kvstore.errors import Corrupted, NoSuchNode
+from kvstore.errors import NoSuchNode, VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, ensure_path
 
 log = logging.getLogger(__name__)
 
 FILE = "HIGH_WATER"
-"""In the node's data directory: cluster, node, count. A file of another cluster or node says nothing."""
+"""In the node's data directory: cluster, node, count, and a CRC32C of these. A file of another cluster or node, or one
+that is damaged, says nothing: a count that is too high would stop every node."""
 FILE_BYTES_MAX = 4_096
 DIGITS_MAX = 18
 MEMBERS_MAX = 7
 """Nodes of which a majority confirms: the first ones by name. In a large cluster it costs no more than in a small
 one."""
 MEMBERS_READ_MAX = 50
-RECENT_MS = 30 * 86_400_000
-"""A node whose count is so much older than the newest one has left the cluster."""
+RINGS_MAX = 10_000
+"""A node that leaves so many rings in a row unanswered has left the cluster. They take 8 h at least."""
+GONE = b"gone"
+"""In place of the count of a node that has left. It proves nothing, like any other that is no number, so the node may
+come back. Without its mark, its node would take the store for an older copy."""
 BARRIER = "/barrier"
 """Nobody ever creates this node."""
 
 
+class _Mark(NamedTuple):
+    """A node's mark in the store."""
+
+    value: int
+    version: int
+
+
 class HighWater:
-    """One node's high-water mark in one cluster. Calls raise MetadataUnavailable, MetadataUnknown, and Corrupted if a
-    value in the store is not a number."""
+    """One node's high-water mark in one cluster. Calls raise MetadataUnavailable, MetadataUnknown. A mark in the store
+    that is no number proves nothing, and its node replaces it (docs/protocol.md, P34)."""
 
     def __init__(self, store: MetadataStore, disk: Disk, node: str, cluster: str) -> None:
         self._store, self._disk, self._node = store, disk, node
@@ -49,6 +63,8 @@ class HighWater:
         """The count that was acknowledged last, until it is confirmed."""
         self._others: dict[str, int] = {}
         """The counts of others after that."""
+        self._unanswered: dict[str, int] = {}
+        """The number of rings in a row that others have not answered."""
         self._rings_heard = 0
         """The version of the directory up to which this node has answered."""
 
@@ -65,11 +81,12 @@ class HighWater:
         """Return why the store is an older copy of itself, or an empty string if it is not. A server that lags is not
         taken for an older copy: before a lower count is believed, a majority of the servers has agreed to a request,
         and the answering server has applied what was committed before."""
-        if self.confirmed <= (await self._read(self._path))[0]:
+        found, _ = await self._read(self._path)
+        if found is None or self.confirmed <= found:
             return ""
         await agreed_by_a_majority(self._store)
-        found = (await self._read(self._path))[0]
-        if self.confirmed <= found:
+        found, _ = await self._read(self._path)
+        if found is None or self.confirmed <= found:
             return ""
         return f"it has high-water mark {found} of node {self._node}, and {self.confirmed} was confirmed"
 
@@ -77,7 +94,9 @@ class HighWater:
         """Raise the count by one; with `rings` so that the others raise theirs, too, which confirms it. Raises
         VersionConflict, NodeExists if another process of this node was first."""
         count, version = await self._read(self._path)
-        if count < self.confirmed:
+        if count is None:
+            count = self.confirmed
+        elif count < self.confirmed:
             return
         data = b"%d" % (count + 1)
         if version is None:
@@ -86,7 +105,7 @@ class HighWater:
         else:
             await self._store.set(self._path, data, version)
         if rings:
-            self._others = {node: each for node, (each, _) in (await self._members()).items()}
+            await self._note_unanswered(await self._marks())
             self._raised = count + 1
             rung = await self._store.set(paths.HIGH_WATER, self._node.encode(), -1)
             if rung == self._rings_heard + 1:
@@ -105,25 +124,40 @@ class HighWater:
         """Confirm the count that was raised last, if a majority has raised its counts since. Raises OSError if the file
         could not be written."""
         raised, members = self._raised, await self._members()
-        later = [node for node, (count, _) in members.items() if count > self._others.get(node, 0)]
+        later = [node for node, count in members.items() if count > self._others.get(node, 0)]
         if raised is None or 2 * len({*later, self._node}) <= len({*members, self._node}):
             return
         self.confirmed, self._raised = max(self.confirmed, raised), None
         await _write(self._disk, self._node, self.cluster, self.confirmed)
 
-    async def _members(self) -> dict[str, tuple[int, int]]:
-        """Counts of the nodes, and when they were raised: of some that were there lately."""
+    async def _note_unanswered(self, marks: dict[str, _Mark]) -> None:
+        """Remember the counts of others at this ring, and which of them have not answered the one before. Note in the
+        store which nodes have left."""
+        before, self._others = self._others, {node: mark.value for node, mark in marks.items()}
+        still = [node for node, count in self._others.items() if before.get(node) == count]
+        self._unanswered = {node: self._unanswered.get(node, 0) + 1 for node in still}
+        for node in [node for node, rings in self._unanswered.items() if rings >= RINGS_MAX]:
+            log.warning("node=%s has not raised its high-water mark for %d rings: it has left", node, RINGS_MAX)
+            with suppress(VersionConflict, NoSuchNode):
+                await self._store.set(paths.high_water(node), GONE, marks[node].version)
+
+    async def _members(self) -> dict[str, int]:
+        """The counts of the nodes of which a majority confirms."""
+        marks = await self._marks()
+        return {node: marks[node].value for node in list(marks)[:MEMBERS_MAX]}
+
+    async def _marks(self) -> dict[str, _Mark]:
+        """The marks of the nodes that have not left."""
         names = (await self._store.children(paths.HIGH_WATER))[:MEMBERS_READ_MAX]
         found = {}
         for node in names:
             data, stat = await self._store.get(paths.high_water(node))
-            found[node] = _number(data, node), stat.modified_ms
-        newest = max((raised_ms for _, raised_ms in found.values()), default=0)
-        recent = [node for node in found if found[node][1] >= newest - RECENT_MS]
-        return {node: found[node] for node in recent[:MEMBERS_MAX]}
+            if data != GONE:
+                found[node] = _Mark(_number(data, node) or 0, stat.version)
+        return found
 
-    async def _read(self, path: str) -> tuple[int, int | None]:
-        """The count and its version; 0 and None if there is none."""
+    async def _read(self, path: str) -> tuple[int | None, int | None]:
+        """The count, None if it is no number, and its version; 0 and None if there is none."""
         try:
             data, stat = await self._store.get(path)
         except NoSuchNode:
@@ -131,10 +165,14 @@ class HighWater:
         return _number(data, path), stat.version
 
 
-def _number(data: bytes, what: str) -> int:
-    if not (data.isdigit() and len(data) <= DIGITS_MAX):
-        raise Corrupted(f"high-water mark of {what}: expected at most {DIGITS_MAX} digits, got {data[:40]!r}")
-    return int(data)
+def _number(data: bytes, what: str) -> int | None:
+    """Return the count; None, and log it, if it is no number."""
+    if data.isdigit() and len(data) <= DIGITS_MAX:
+        return int(data)
+    if data == GONE:
+        return None
+    log.warning("high-water mark of %s: expected at most %d digits, got %r", what, DIGITS_MAX, data[:40])
+    return None
 
 
 async def agreed_by_a_majority(store: MetadataStore) -> None:
@@ -146,19 +184,28 @@ async def agreed_by_a_majority(store: MetadataStore) -> None:
 
 
 def _read(disk: Disk, node: str, cluster: str) -> int:
+    """Return the count of the file; 0 if there is none for this node of this cluster."""
     if not disk.exists(FILE):
         return 0
     try:
         file = disk.open(FILE)
         try:
-            words = file.read(0, FILE_BYTES_MAX).decode(errors="replace").partition("\n")[0].split()
+            line = file.read(0, FILE_BYTES_MAX).partition(b"\n")[0] + b"\n"
         finally:
             file.close()
     except OSError as error:
         log.error("%s cannot be read: %s", FILE, error)
         return 0
-    is_ours = len(words) == 3 and words[:2] == [cluster, node] and words[2].isdecimal()
-    return int(words[2]) if is_ours else 0
+    words = line.split()
+    if len(words) != 4 or not words[2].isdigit() or line != _line(words[0], words[1], int(words[2])):
+        log.error("%s: expected cluster, node, count and their CRC32C, got %r", FILE, line[:200])
+        return 0
+    return int(words[2]) if words[:2] == [cluster.encode(), node.encode()] else 0
+
+
+def _line(cluster: bytes, node: bytes, count: int) -> bytes:
+    text = b"%b %b %20d" % (cluster, node, count)
+    return b"%b %08x\n" % (text, crc32c(text))
 
 
 async def _write(disk: Disk, node: str, cluster: str, count: int) -> None:
@@ -166,7 +213,7 @@ async def _write(disk: Disk, node: str, cluster: str, count: int) -> None:
     is_new = not disk.exists(FILE)
     file = disk.open(FILE, create=True)
     try:
-        file.pwrite(0, f"{cluster} {node} {count:20d}\n".encode())
+        file.pwrite(0, _line(cluster.encode(), node.encode(), count))
         if is_new:
             disk.sync_dir("")
         done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()

@@ -23,37 +23,33 @@ class Version(NamedTuple):
 
 
 class SeenVersions:
-    """The highest version seen of each path, and the connection that has shown it."""
+    """The highest version seen of each path."""
 
     def __init__(self, paths_max: int = PATHS_MAX) -> None:
         self._paths_max = paths_max
-        self._seen: OrderedDict[str, tuple[Version, int]] = OrderedDict()
+        self._seen: OrderedDict[str, Version] = OrderedDict()
 
     def highest(self, path: str) -> Version | None:
         """Return the highest version seen, or None if the path is not remembered."""
-        found = self._seen.get(path)
-        return None if found is None else found[0]
+        return self._seen.get(path)
 
-    def note(self, path: str, stat: Stat, generation: int) -> bool:
-        """Remember a version that the connection `generation` has shown. Return False, and remember nothing, if a
-        higher one was seen before."""
+    def note(self, path: str, stat: Stat) -> bool:
+        """Remember a version that was read. Return False, and remember nothing, if a higher one was seen before."""
         found, known = Version(stat.created, stat.version), self.highest(path)
         if known is not None and found < known:
             return False
-        if found != known:
-            self._seen[path] = found, generation
+        self._seen[path] = found
         self._seen.move_to_end(path)
         if len(self._seen) > self._paths_max:
             self._seen.popitem(last=False)
         return True
 
-    def note_written(self, path: str, number: int, generation: int) -> None:
+    def note_written(self, path: str, number: int) -> None:
         """Remember a version that a write of this process has made of a node that was read before."""
         known = self.highest(path)
         if known is not None and number > known.number:
-            self._seen[path] = Version(known.created, number), generation
+            self._seen[path] = Version(known.created, number)
 
-    def forget(self, generation: int) -> None:
-        """Forget what a connection has shown: it leads to an older copy."""
-        for path in [path for path, (_, shown_by) in self._seen.items() if shown_by == generation]:
-            del self._seen[path]
+    def forget(self) -> None:
+        """Forget everything: some of it is from an older copy, over one connection or several."""
+        self._seen.clear()

@@ -46,7 +46,7 @@ class VerifiedStore:
         seen = self._verifier.seen
         before = seen.highest(path)
         data, stat = await self._inner.get(path)
-        if not seen.note(path, stat, self.history.generation):
+        if not seen.note(path, stat):
             return await self._verifier.judge(path)
         if before is not None and before < Version(stat.created, stat.version):
             self._verifier.news += 1
@@ -65,7 +65,7 @@ class VerifiedStore:
     async def set(self, path: str, data: bytes, version: int) -> int:
         self._verifier.check(path)
         written = await self._inner.set(path, data, version)
-        self._verifier.seen.note_written(path, written, self.history.generation)
+        self._verifier.seen.note_written(path, written)
         self._verifier.news += 1
         return written
 
@@ -80,7 +80,7 @@ class VerifiedStore:
         await self._inner.multi(changes)
         for each in changes:
             if isinstance(each, SetData) and each.version >= 0:
-                self._verifier.seen.note_written(each.path, each.version + 1, self.history.generation)
+                self._verifier.seen.note_written(each.path, each.version + 1)
             self._verifier.news += isinstance(each, SetData) or (isinstance(each, Create) and not each.ephemeral)
 
     async def sync(self, path: str) -> None:

@@ -115,7 +115,7 @@ class Verifier:
         if known is not None and found < known:
             self._refuse(f"it has version {found.number} of {path}, and version {known.number} was seen")
             self.check(path)
-        self.seen.note(path, stat, generation)
+        self.seen.note(path, stat)
         return data, stat
 
     async def _run(self) -> None:
@@ -153,7 +153,7 @@ class Verifier:
             self._wake.set()  # it was said by a connection that is gone
         elif why:
             self._refuse(why)
-            self.seen.forget(generation)  # and of what this copy has told
+            self.seen.forget()  # some of it is of this copy, by which a later one would be judged
             if self.mark is not None:
                 self.mark.forget()
             if not is_marked:  # a marker that an operator has removed meanwhile is not made again

@@ -1,22 +1,29 @@
-"""Finds out whether a replica is fit to lead: its node can write, and the other replicas reach it (docs/protocol.md,
-P41). Its date is another matter (date_fitness.py)."""
+"""Finds out whether a replica is fit to lead: its node can write, its engine takes writes, and the other replicas reach
+it (docs/protocol.md, P41). Its date is another matter (date_fitness.py)."""
 
 from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
 
 from kvstore.env import Env
 from kvstore.partition.election.peer_replicas import PeerReplicas, Survey
 from kvstore.partition.election.ranking import Incumbent
 from kvstore.partition.election.tail import Tail
+from kvstore.partition.state.engine import Engine, wait_caught_up
 
 NOT_REACHED = "most other replicas cannot reach this server at the address that it advertises"
+ENGINE_S = 1.0
+"""Longest wait for an engine that is behind its disk. A flush under load keeps it behind for less."""
+WEDGED = f"its engine has taken no writes for {ENGINE_S:.0f} s, although its disk can be written to"
 NOBODY_ASKED = Survey(Incumbent.GONE, is_reached=True)
 
 
 class CandidateFitness:
-    """The fitness of one replica. Each call takes up to three seconds, and raises nothing."""
+    """The fitness of one replica. Each call takes up to four seconds, and raises nothing."""
 
-    def __init__(self, env: Env, tail: Tail, peer_replicas: PeerReplicas) -> None:
-        self._env, self._tail, self._peer_replicas = env, tail, peer_replicas
+    def __init__(self, env: Env, tail: Tail, engine: Engine, peer_replicas: PeerReplicas) -> None:
+        self._env, self._tail, self._engine, self._peer_replicas = env, tail, engine, peer_replicas
 
     async def survey(self, *, asks: bool) -> tuple[Incumbent, str]:
         """Return what became of the former leader, and why this replica is unfit to lead; empty if it is fit. Without
@@ -35,4 +42,14 @@ class CandidateFitness:
 
     async def _trouble(self) -> str:
         """Return why this replica cannot write what it applies or logs."""
-        return self._tail.trouble or await self._env.writable()
+        return self._tail.trouble or await self._env.writable() or await self._why_wedged()
+
+    async def _why_wedged(self) -> str:
+        """Return why the engine takes no writes; empty if it catches up with its disk in time."""
+        with suppress(OSError):  # it stops right now
+            try:
+                async with asyncio.timeout(ENGINE_S):
+                    await wait_caught_up(self._engine)
+            except TimeoutError:
+                return WEDGED
+        return self._tail.trouble

@@ -208,7 +208,8 @@ class LeaderWatch:
         else:
             is_lost = may_depose(len(others) + 2, found)
         if is_lost:
-            self._feed(LeaderLost(record, term))
+            is_confirmed = any(sight.unheard_s is not None for sight in found.values())
+            self._feed(LeaderLost(record, term, is_confirmed))
 
     async def _sights(self, leader: ServerId, *, must_reach_back: bool) -> dict[ServerId, Sight]:
         """Ask all others at once; those that do not answer are left out."""

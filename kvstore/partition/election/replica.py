@@ -82,7 +82,7 @@ class Replica:
         self._claims, self._logs = claims, logs
         self._peer_replicas = PeerReplicas(env, partition, server, peers, replicas)
         self._replicas, self._on_leader, self._turns, self._begin = replicas, on_leader, turns, begin
-        self._candidate_fitness = CandidateFitness(env, tail, self._peer_replicas)
+        self._candidate_fitness = CandidateFitness(env, tail, state.engine, self._peer_replicas)
         self._watch = LeaderWatch(env, partition, server, peers, self._peer_replicas, claims, self._feed)
         self._nonce = env.random.randbytes(8).hex()
         self._owner = RoleMachine(server, self._nonce)

@@ -34,6 +34,8 @@ class LeaderLost:
 
     record: LeaderRecord
     term: int
+    is_confirmed: bool = True
+    """True if another replica does not hear the leader either. False: only a refused connection shows the loss."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,10 @@ class RoleMachine:
         self._stand_at = 0.0
         self._out_until = 0.0
         self._failures = 0
+        self._has_led = False
+        """True from a claim of the lead until the leader znode is read as another's, or as missing."""
+        self._deposed_by: ServerId | None = None
+        """The leader, if its znode has replaced this replica's."""
         self._served_at = 0.0
         """When the present or the last lead began."""
 
@@ -112,8 +116,8 @@ class RoleMachine:
                 return self._read(record, is_passing, now)
             case Ranked(rank, incumbent, is_fit):
                 return self._ranked(rank, incumbent, is_fit, now)
-            case LeaderLost(record, term):
-                return self._leader_lost(record, term, now)
+            case LeaderLost():
+                return self._leader_lost(event, now)
             case Tick():
                 return self._tick(now)
             case Claimed():
@@ -157,6 +161,8 @@ class RoleMachine:
             return []
         abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []
         self.role = Role.FOLLOWING
+        self._deposed_by = record.server if self._has_led or record.server == self._deposed_by else None
+        self._has_led = False
         self._record, self._graced_from = record, inf
         return abandoned + self._follow(record.server)
 
@@ -171,6 +177,7 @@ class RoleMachine:
             return [Claim()]  # the session was lost, the lead was not
         if self.role in (Role.STANDING, Role.CLAIMING):
             return []
+        self._has_led = False
         commands = self._follow(None)
         if self.is_barred or not self._may_lead:
             return commands
@@ -197,10 +204,16 @@ class RoleMachine:
         return [WakeAt(self._stand_at)]
 
     # docs/protocol.md P40
-    def _leader_lost(self, record: LeaderRecord, term: int, now: float) -> list[Command]:
+    def _leader_lost(self, lost: LeaderLost, now: float) -> list[Command]:
         """Replace the leader's znode in this replica's turn. No moment without a znode: the former leader, if it still
-        serves, would claim it again in that moment."""
+        serves, would claim it again in that moment.
+
+        A leader that has deposed this replica is replaced only if another replica confirms the loss: two replicas that
+        refuse each other's connections would depose each other for ever."""
+        record, term = lost.record, lost.term
         if self.role is not Role.FOLLOWING or record != self._record:
+            return []
+        if not lost.is_confirmed and record.server == self._deposed_by:
             return []
         if self.is_barred or not self._may_lead or now < self._out_until:
             return []
@@ -225,7 +238,7 @@ class RoleMachine:
     def _claimed(self) -> list[Command]:
         if self.role is not Role.CLAIMING:
             return [] if self.role in (Role.OPENING, Role.SERVING) else [GiveBack()]
-        self.role = Role.OPENING
+        self.role, self._has_led = Role.OPENING, True
         return [OpenLog()]
 
     def _not_claimed(self) -> list[Command]:
@@ -244,7 +257,7 @@ class RoleMachine:
         """Clients are sent to the successor at once: it lets them wait until it serves."""
         if self.role is not Role.SERVING:
             return []
-        self.role, self._record, self._failures = Role.YIELDING, None, 0
+        self.role, self._record, self._failures, self._has_led = Role.YIELDING, None, 0, False
         return self._follow(successor)
 
     def _not_taken(self) -> list[Command]:

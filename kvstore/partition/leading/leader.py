@@ -432,7 +432,7 @@ class Leader:
             oldest = self._in_flight.popleft()
             observed = self._observed.take(self._entries - len(self._in_flight))
             self._answers.give_all([(sink, token, error) for sink, token, _ in oldest.replies + observed])
-        self.lose(error)
+        self.lose(self._log.lost or error)
 
     def _expire(self) -> None:
         """Refuse what has waited for too long: it was not appended, and is not any more."""

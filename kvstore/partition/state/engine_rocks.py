@@ -27,7 +27,7 @@ from rocksdict import (
 )
 
 from kvstore.env.clock import SystemClock
-from kvstore.env.disk import write_and_remove
+from kvstore.env.files.write_trial import try_file
 from kvstore.os_errors import CORRUPTION, errno_of_status, is_passing, no_room
 from kvstore.partition.state.engine import ROOM_BYTES, ROOM_INODES, Batch, ViewClosed
 from kvstore.partition.state.rocks_memory import RocksMemory
@@ -61,8 +61,8 @@ BYTES_PER_SYNC = 512 << 10
 
 RESUME_S = 1.0
 """Between two attempts to write to the directory of an engine that has stopped."""
-TRIAL_NAME = "000000.dbtmp"
-"""The file of such an attempt. RocksDB removes what a crash leaves of it."""
+TRIAL_NAMES = ("000000.dbtmp", "000001.dbtmp")
+"""The names of the file of such an attempt. RocksDB removes what a crash leaves of it."""
 DELETES_TOGETHER_MAX = 8192
 """Deletes among twice as many rows for which a file is compacted by itself: some milliseconds to step over."""
 _FILES = "rocksdb.num-files-at-level0"
@@ -259,7 +259,7 @@ class RocksEngine:
         with contextlib.suppress(Exception):
             if self._shortage():
                 return
-            write_and_remove(f"{self._path}/{TRIAL_NAME}", self._memtable_bytes * MEMTABLES_PER_FILE)
+            try_file(self._path, TRIAL_NAMES, self._memtable_bytes * MEMTABLES_PER_FILE)
             if self._flush() is None:
                 self.stopped = None
                 return

@@ -269,6 +269,23 @@ def test_lost_leader_is_not_replaced_by_a_replica_that_cannot_stand(before: tupl
     assert owner_after(*before).handle(LeaderLost(OTHERS, 7), 5) == []
 
 
+# docs/protocol.md P40
+def test_leader_that_has_deposed_this_replica_is_replaced_only_if_another_confirms_its_loss() -> None:
+    refused, confirmed = LeaderLost(OTHERS, 7, is_confirmed=False), LeaderLost(OTHERS, 7)
+    owner = owner_after(*SERVING, LeaderRead(OTHERS), Ended(True), LeaderRead(OTHERS), LeaderRead(OTHERS))
+    owner._out_until = 0
+    assert owner.handle(refused, 5) == []
+    assert owner.handle(confirmed, 5) == [Follow(None), PublishAndRank(asks=False)]
+
+
+# docs/protocol.md P40
+@pytest.mark.parametrize("before", [(), (*SERVING, Ended(True), LeaderRead(None)), (*SERVING, Yielded(OTHER))])
+def test_leader_that_has_not_deposed_this_replica_is_replaced_after_a_refusal(before: tuple[Event, ...]) -> None:
+    owner = owner_after(*before, LeaderRead(OTHERS))
+    owner._out_until = 0
+    assert owner.handle(LeaderLost(OTHERS, 7, is_confirmed=False), 5) == [Follow(None), PublishAndRank(asks=False)]
+
+
 # docs/protocol.md P41
 def test_lost_leader_is_followed_again_by_a_replica_that_is_unfit() -> None:
     owner = owner_after(LeaderRead(OTHERS), LeaderLost(OTHERS, 7))

@@ -191,6 +191,16 @@ def test_an_entry_of_which_nothing_was_sent_is_not_done(p: Partition) -> None:
     assert isinstance(p.result(token), NotEnoughBookies)
 
 
+# docs/protocol.md P41, G13
+def test_lead_ends_for_the_reason_for_which_its_log_was_lost(p: Partition) -> None:
+    (token,) = p.submit(put(b"a", b"1"))
+    p.log.lost = NotEnoughBookies("no ack quorum for 6 s")
+    p.log.fail(UNKNOWN)
+    p.settle()
+    assert isinstance(p.result(token), OutcomeUnknown)
+    assert p.stopped == [p.log.lost]
+
+
 def test_a_log_that_is_lost_ends_the_lead(p: Partition) -> None:
     flying, queued = fill(p)
     p.log.tell_lost(OutcomeUnknown("fenced"))

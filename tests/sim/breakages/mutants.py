@@ -148,7 +148,7 @@ def _uses_an_older_copy(patch: pytest.MonkeyPatch) -> None:
         return ""
 
     patch.setattr(HighWater, "why_older", why_older)
-    patch.setattr(SeenVersions, "note", lambda self, path, stat, generation: True)
+    patch.setattr(SeenVersions, "note", lambda self, path, stat: True)
 
 
 # docs/protocol.md B29
@@ -162,13 +162,13 @@ def _verified_once(patch: pytest.MonkeyPatch) -> None:
         self._accept(self._store.history.generation)
 
     patch.setattr(Verifier, "_verify", verify_once)
-    patch.setattr(SeenVersions, "note", lambda self, path, stat, generation: True)
+    patch.setattr(SeenVersions, "note", lambda self, path, stat: True)
 
 
 # docs/protocol.md B29
 @mutant("a high-water mark counts without the others", "older_metadata")
 def _confirmed_alone(patch: pytest.MonkeyPatch) -> None:
-    async def members(self: HighWater) -> dict[str, tuple[int, int]]:
+    async def members(self: HighWater) -> dict[str, int]:
         return {}
 
     patch.setattr(HighWater, "_members", members)

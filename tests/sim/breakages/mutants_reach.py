@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from kvstore.partition.election import deposing
+from kvstore.partition.election import deposing, upkeep
 from kvstore.partition.election.candidate_fitness import CandidateFitness
 from kvstore.partition.election.deposing import CONFIRM_S
 from kvstore.partition.election.peer_replicas import PeerReplicas
+from kvstore.partition.leading.leader import Leader
 from kvstore.server.peer import link, reach
 from tests.sim.breakages.catalogue import mutant
+from tests.sim.stories.stories_of_liveness import (
+    candidate_whose_engine_is_wedged,
+    leader_that_reaches_no_other_bookie,
+    leader_whose_engine_is_wedged,
+)
 from tests.sim.stories.stories_of_reach import (
     candidate_that_nobody_reaches,
     candidate_without_inodes,
@@ -59,3 +65,21 @@ def _unwritable_stands(patch: pytest.MonkeyPatch) -> None:
         return ""
 
     patch.setattr(CandidateFitness, "_trouble", no_trouble)
+
+
+@mutant("a leader whose engine is wedged keeps the lead", story=leader_whose_engine_is_wedged, lead_back_s=1.0)
+def _wedged_keeps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(upkeep, "BEHIND_LOOKS", inf)
+
+
+@mutant("a candidate whose engine is wedged runs", story=candidate_whose_engine_is_wedged, lead_back_s=1.0)
+def _wedged_runs(patch: pytest.MonkeyPatch) -> None:
+    async def not_wedged(self: CandidateFitness) -> str:
+        return ""
+
+    patch.setattr(CandidateFitness, "_why_wedged", not_wedged)
+
+
+@mutant("a leader without an ack quorum runs again at once", story=leader_that_reaches_no_other_bookie, lead_back_s=1.0)
+def _runs_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leader, "_fail", lambda self, error: self.lose(error))

@@ -8,32 +8,24 @@ from typing import Any
 import pytest
 
 from kvstore.errors import MetadataLost
-from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.ports import LogEntry, LogReader
 from tests.sim.ledgers_and_logs.bench import Bench, P, run
-from tests.sim.ledgers_and_logs.logs import SMALL, Writer, opened
+from tests.sim.ledgers_and_logs.logs import LISTED, SMALL, Writer, opened, set_list_back, with_older_list
 
 pytestmark = pytest.mark.sim
-
-LISTED = paths.partition_log(P)
 
 
 async def set_back(bench: Bench) -> tuple[Position, Sequence[LedgerId]]:
     """A log of several ledgers whose list is an older one, of the first ledger. Returns the last position that was
     written, and the ledgers that there are."""
-    writer = Writer(await opened(bench.logs(SMALL)))
-    await writer.append(3)
-    store = MemoryStore(bench.tree)
-    older, _ = await store.get(LISTED)
-    await writer.append(12)
+    writer, older = await with_older_list(bench)
     writer.log.close_for_good()
-    _, stat = await store.get(LISTED)
-    await store.set(LISTED, older, stat.version)
-    return writer.entries.confirmed[-1], await LedgerStore(store).list_ids()
+    await set_list_back(bench, older)
+    return writer.entries.confirmed[-1], await LedgerStore(MemoryStore(bench.tree)).list_ids()
 
 
 def said(position: Position) -> Callable[[], Coroutine[Any, Any, Position | None]]:
@@ -98,18 +90,14 @@ def test_tail_that_is_at_the_end_stops_when_the_list_is_set_back_and_another_lea
     """It would go on in the other leader's ledger, which does not continue what it has read."""
 
     async def case(bench: Bench) -> None:
-        writer = Writer(await opened(bench.logs(SMALL)))
-        await writer.append(3)
-        store = MemoryStore(bench.tree)
-        older, _ = await store.get(LISTED)
-        await writer.append(12)
+        writer, older = await with_older_list(bench)
         await writer.log.seal()
         reader = bench.logs().reader(P, None)
         read: list[LogEntry] = []
         while len(read) < 15:
             read += await reader.read(1000)
         assert read[-1].position.ledger > read[0].position.ledger
-        await store.set(LISTED, older, (await store.get(LISTED))[1].version)
+        await set_list_back(bench, older)
         await opened(bench.logs(SMALL))
         with pytest.raises(MetadataLost, match="older copy of itself"):
             await read_on(reader)

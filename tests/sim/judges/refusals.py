@@ -41,14 +41,20 @@ _GROWING = (Code.PUT, Code.APPEND, Code.INCREMENT, Code.EXPIRE)
 
 
 class Refusals:
-    """Judges the refusals of one run. `is_older`: some servers are of the first release; `has_moves`: the ring
-    changes."""
+    """Judges the refusals of one run. `is_older`: some servers run the first release; `has_moves`: the ring changes;
+    `may_lose_dates`: all machines may reboot while most wall clocks are wrong."""
 
     def __init__(
-        self, config: PartitionConfig, spaces: tuple[Namespace, ...], *, is_older: bool, has_moves: bool = False
+        self,
+        config: PartitionConfig,
+        spaces: tuple[Namespace, ...],
+        *,
+        is_older: bool,
+        has_moves: bool = False,
+        may_lose_dates: bool = False,
     ) -> None:
         self._config, self._spaces = config, spaces
-        self._is_older, self._has_moves = is_older, has_moves
+        self._is_older, self._has_moves, self._may_lose_dates = is_older, has_moves, may_lose_dates
         self._causes: dict[type[StoreError], Callable[[Operation, Any, float], bool]] = {
             NotLeader: lambda *_: True,
             Unavailable: lambda *_: True,
@@ -80,9 +86,11 @@ class Refusals:
     # docs/protocol.md P15, P28
     def _is_expired(self, operation: Operation, error: Any, at: float) -> bool:
         """A request is too old when it carries a time that is older than the window; a bound of remembered results may
-        have dropped what its client had sent (P33)."""
+        have dropped what its client had sent (P33). If all servers lose the date, most wall clocks set it (P28)."""
         if operation.request is None:
             return False
+        if self._may_lose_dates:
+            return True
         config = self._config
         if config.retry_results_max < _RESULTS or config.retry_bytes_max < _BYTES:
             return True

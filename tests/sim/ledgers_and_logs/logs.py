@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
 from kvstore.types import Position, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.log import PartitionLogs
-from tests.sim.ledgers_and_logs.bench import Appended, P, first_seq
+from tests.sim.ledgers_and_logs.bench import Appended, Bench, P, first_seq
 
 SMALL = LogConfig(roll_entries=5, check_every_s=0.1, orphan_age_s=20.0)
 NEVER = LogConfig(check_every_s=0.1)
+LISTED = paths.partition_log(P)
+"""Where the log's list of ledgers stands."""
 
 
 class Writer:
@@ -32,6 +36,20 @@ class Writer:
 
 async def opened(logs: PartitionLogs, lease_ms: int = 500) -> OpenLog:
     return await logs.open_as_leader(P, lease_ms, first_seq)
+
+
+async def with_older_list(bench: Bench) -> tuple[Writer, bytes]:
+    """Return the writer of a log of several ledgers, and its list as it was with one ledger."""
+    writer = Writer(await opened(bench.logs(SMALL)))
+    await writer.append(3)
+    older, _ = await MemoryStore(bench.tree).get(LISTED)
+    await writer.append(12)
+    return writer, older
+
+
+async def set_list_back(bench: Bench, older: bytes) -> None:
+    """Put an older list in place of the log's list."""
+    await MemoryStore(bench.tree).set(LISTED, older, -1)
 
 
 async def read_all(logs: PartitionLogs, count: int, after: Position | None = None) -> list[bytes]:

@@ -17,11 +17,19 @@ from kvstore.types import Seq
 from kvstore.wal.leading.anchors import LOOK_AGAIN_S, PAUSE_S
 from kvstore.wal.leading.leader_log import OpenLog
 from tests.sim.ledgers_and_logs.bench import Bench, FrozenStore, P, run
-from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
+from tests.sim.ledgers_and_logs.logs import (
+    LISTED,
+    NEVER,
+    SMALL,
+    Writer,
+    numbers,
+    opened,
+    read_all,
+    set_list_back,
+    with_older_list,
+)
 
 pytestmark = pytest.mark.sim
-
-LISTED = paths.partition_log(P)
 
 
 async def remove(bench: Bench, path: str) -> None:
@@ -171,15 +179,10 @@ def test_a_state_that_has_been_through_a_log_begins_no_empty_list() -> None:
 # docs/protocol.md G24
 def test_a_log_that_ends_before_the_state_is_not_led_and_nothing_is_made_in_it() -> None:
     async def case(bench: Bench) -> None:
-        writer = Writer(await opened(bench.logs(SMALL)))
-        await writer.append(3)
-        store = MemoryStore(bench.tree)
-        older, _ = await store.get(LISTED)
-        await writer.append(12)
-        applied = writer.entries.confirmed[-1]
+        writer, older = await with_older_list(bench)
+        applied, store = writer.entries.confirmed[-1], MemoryStore(bench.tree)
         writer.log.close_for_good()
-        _, stat = await store.get(LISTED)
-        await store.set(LISTED, older, stat.version)
+        await set_list_back(bench, older)
         before = await LedgerStore(store).list_ids()
         with pytest.raises(MetadataLost, match="older copy of itself"):
             await bench.logs(SMALL).open_as_leader(P, 500, lambda: Seq(16), lambda: applied)

@@ -6,7 +6,9 @@ import asyncio
 from contextlib import suppress
 
 from tests.sim.nodes import Node
-from tests.sim.stories.scenarios import Stage
+from tests.sim.stories.scenarios import P, Stage
+from tests.sim.stories.stories_of_reach import longest_gap
+from tests.sim.test_handover import epoch, led_by_preferred, note_leaders
 
 GAP_S_MAX = 10.0
 """With two healthy nodes, acknowledged writes continue so soon after a fault (docs/protocol.md, P45)."""
@@ -47,6 +49,59 @@ async def directory_of_two_that_hangs(stage: Stage) -> None:
     await _another_writes_in_time(stage, node)
     assert _session_of(node) == session
     node.disk.thaw()
+
+
+async def leader_whose_engine_is_wedged(stage: Stage) -> None:
+    """The leader's session, links and disk are healthy, and it acknowledges no write. Another replica leads in time.
+    The lead comes back once the engine works again, and not before."""
+    first = await led_by_preferred(stage)
+    before, asked = epoch(stage), stage.others(first)[0]
+    first.engines.are_wedged = True
+    assert await longest_gap(stage, asked, 40.0) < GAP_S_MAX
+    assert stage.leader is not first
+    assert epoch(stage) == before + 1, "it is neither given the lead back nor takes it"
+    first.engines.are_wedged = False
+    await led_by_preferred(stage)
+
+
+async def candidate_whose_engine_is_wedged(stage: Stage) -> None:
+    """The leader dies, and the engine of the replica whose turn it is takes no rows: the replica does not run."""
+    first = await led_by_preferred(stage)
+    await stage.put_until_done(first)
+    await asyncio.sleep(2.0)  # all have published the same
+    replicas = stage.cluster.ring.partitions[stage.cluster.partitions[0]].replicas
+    second, third = (next(node for node in stage.cluster.nodes if node.id == each) for each in replicas[1:])
+    second.engines.are_wedged = True
+    seen = note_leaders(stage)
+    first.crash()
+    assert await longest_gap(stage, third, 8.0) < GAP_S_MAX
+    assert second.id not in seen
+    second.engines.are_wedged = False
+
+
+async def leader_that_reaches_no_other_bookie(stage: Stage) -> None:
+    """Its entries find no ack quorum, although two others are one. Everybody reaches it. It gives its log up, and does
+    not claim at once the lead that it could not keep."""
+    first = await led_by_preferred(stage)
+    asked, elections = stage.others(first)[0], elections_of(first)
+    for each in stage.others(first):
+        hide_bookie(stage, each, first)
+    assert await longest_gap(stage, asked, 40.0) < GAP_S_MAX
+    assert stage.leader is not first
+    assert elections_of(first) == elections
+
+
+def elections_of(node: Node) -> int:
+    """Number of times that the node's replica has won the election."""
+    replica = node.replica(P)
+    assert replica is not None
+    found: int = replica.statistics()["elections"]
+    return found
+
+
+def hide_bookie(stage: Stage, node: Node, caller: Node) -> None:
+    """Let the caller connect to the node's bookie no more."""
+    stage.cluster.network.hide(node.config.bookie, [caller.name], refuses=False)
 
 
 def _session_of(node: Node) -> int:

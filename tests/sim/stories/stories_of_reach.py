@@ -53,6 +53,19 @@ async def leader_that_one_does_not_reach(stage: Stage, *, refuses: bool = True) 
     assert (stage.leader, epoch(stage)) == (first, before)
 
 
+async def two_that_refuse_each_other(stage: Stage) -> None:
+    """The third replica is down, so nobody contradicts a refusal. The lead changes once, and writes continue."""
+    first = await led_by_preferred(stage)
+    second, third = stage.others(first)
+    third.crash()
+    await asyncio.sleep(8.0)
+    seen = note_leaders(stage)
+    hide(stage, first, [second], refuses=True)
+    hide(stage, second, [first], refuses=True)
+    assert await longest_gap(stage, second, 20.0) < GAP_S
+    assert seen == [second.name]
+
+
 async def observers_that_stand_still(stage: Stage) -> None:
     """They have heard nobody, and that says nothing about the leader."""
     first = await led_by_preferred(stage)

@@ -137,6 +137,21 @@ async def hung_disk(chaos: Chaos) -> None:
         await chaos.hold(node, hang())
 
 
+# docs/protocol.md P41, P46
+@fault
+async def wedged_engine(chaos: Chaos) -> None:
+    """The engines of a node complete no flush and take no more rows for a while. Its disk works, and nothing fails."""
+    if (node := chaos.a_node(leading=chaos.random.random() < 0.7)) is not None:
+        probe("fault.wedged_engine")
+
+        async def wedge() -> None:
+            node.engines.are_wedged = True
+            await chaos.a_pause(0.5, 12.0)
+            node.engines.are_wedged = False
+
+        await chaos.hold(node, wedge())
+
+
 @fault
 async def hidden_pause(chaos: Chaos) -> None:
     """A machine stands still, its clocks too, for as long as the store promises to bear within one lease."""

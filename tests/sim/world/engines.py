@@ -3,6 +3,7 @@ point after that."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from random import Random
@@ -13,16 +14,22 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.types import PartitionId, Position
 from tests.sim.judges.probes import declare, probe
 
-declare("engine.fell_back", "engine.taken_back", "engine.resumed")
+declare("engine.fell_back", "engine.taken_back", "engine.resumed", "engine.flush_hung")
+
+WEDGED_S = 0.1
+"""Between two checks whether an engine still is wedged."""
 
 
 class SimEngine(MemoryEngine):
     """A MemoryEngine that knows which position its state had when it was flushed last."""
 
-    def __init__(self, flush_s: float, refusal: Callable[[], int] = lambda: 0) -> None:
-        """`refusal`: the errno with which its files refuse to grow, which each write finds; 0 if they grow."""
+    def __init__(
+        self, flush_s: float, refusal: Callable[[], int] = lambda: 0, is_wedged: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`refusal`: the errno with which its files refuse to grow, which each write finds; 0 if they grow.
+        `is_wedged`: True while no flush ends and memory has no room for more, without any error."""
         super().__init__(flush_s)
-        self._refusal = refusal
+        self._refusal, self._is_wedged = refusal, is_wedged
         self.durable: Position | None = None
         """What a crash leaves at the least."""
 
@@ -36,8 +43,8 @@ class SimEngine(MemoryEngine):
             self.stopped = OSError(number, f"engine: {os.strerror(number)}")
 
     def is_behind(self) -> bool:
-        self.may_resume = self.stopped is not None and not self._refusal()
-        return super().is_behind()
+        self.may_resume = self.stopped is not None and not self._refusal() and not self._is_wedged()
+        return super().is_behind() or self._is_wedged()
 
     def resume(self) -> None:
         if self.stopped is not None:
@@ -55,6 +62,13 @@ class SimEngine(MemoryEngine):
             done(error)
 
         super().flush(flushed)
+
+    def _mark(self, written: int, life: int, done: Callable[[OSError | None], None]) -> None:
+        if self._is_wedged():
+            probe("engine.flush_hung")
+            asyncio.get_running_loop().call_later(WEDGED_S, self._mark, written, life, done)
+        else:
+            super()._mark(written, life, done)
 
     def clear(self) -> None:
         super().clear()
@@ -82,6 +96,8 @@ class Engines:
         self._random = random
         self.refusal = 0
         """The errno with which no engine's files grow, although bytes are free; 0 if they grow."""
+        self.are_wedged = False
+        """True while no engine completes a flush or takes more rows, although the disk works."""
         self._engines: dict[PartitionId, SimEngine] = {}
         self.retired: dict[PartitionId, tuple[SimEngine, int]] = {}
         """Set aside, with its age."""
@@ -92,7 +108,8 @@ class Engines:
             self._engines[partition], _ = self.retired.pop(partition)
             probe("engine.taken_back")
         if partition not in self._engines:
-            self._engines[partition] = SimEngine(self._random.choice((0.001, 0.05, 0.3)), lambda: self.refusal)
+            flush_s = self._random.choice((0.001, 0.05, 0.3))
+            self._engines[partition] = SimEngine(flush_s, lambda: self.refusal, lambda: self.are_wedged)
         engine = self._engines[partition]
         engine.fall_back(self._random)
         return engine
