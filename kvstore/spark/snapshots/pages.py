@@ -1,4 +1,4 @@
-"""What the pages of a Parquet file say about themselves, read before any page is unpacked.
+"""Checks of the headers of a Parquet file's pages, which are read before any page is unpacked.
 
 The footer of a file can lie: whoever writes a file in which few bytes stand for many (a dictionary, common prefixes, a
 page that unpacks to 2 GiB) can write a footer that does not say so. Arrow allocates what the header of each page says,
