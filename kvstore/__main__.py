@@ -5,11 +5,13 @@ stay in its memory, 11 MB of it.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.config import Setting, setting
+from kvstore.env.files.private import PRIVATE_UMASK
 from kvstore.errors import StoreError
 from kvstore.extras import install_hint
 from kvstore.places import fault_of
@@ -46,6 +48,7 @@ def is_file_name(word: str) -> bool:
 def main() -> None:
     """Run a command line. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
     prepare_standard_streams()
+    os.umask(PRIVATE_UMASK)
     try:
         found = plain_node_run(sys.argv[1:])
         if found is None:

@@ -15,6 +15,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from kvstore.env.files.private import PRIVATE_UMASK
 from tests.loops import refuse_misuse
 from tests.spark.jvm import give_up_jvm
 
@@ -56,6 +57,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Hundreds of servers live and die in one process here. A node raises what it may open itself.
 _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+# Keys and passwords that tests write are secrets, too. Tests of file modes set a umask of their own.
+os.umask(PRIVATE_UMASK)
 
 # Nobody here goes by the authorities of the web, and each process that loads aiohttp would read all of them: a tenth of
 # what a node takes to start.

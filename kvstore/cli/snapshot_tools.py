@@ -46,8 +46,6 @@ EXIT = "-XX:+ExitOnOutOfMemoryError"
 SETTINGS = {
     "spark.driver.extraJavaOptions": EXIT,
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # values may be large: batches by bytes
-    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    "spark.sql.parquet.columnarReaderBatchSize": "1024",
     # Memory that Arrow gives back for a moment would come again as pages that the kernel must clear: a tenth of a task.
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "-1",
 }
@@ -89,12 +87,12 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
 def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_full: bool) -> Manifest | None:
     """Find the snapshot that an incremental of this cluster is to continue. Raises StoreError, also if that lacks
     something: no restore could use what continues it."""
-    from kvstore.spark.snapshots.chains import chain_of
     from kvstore.spark.snapshots.store import newest_of
+    from kvstore.spark.snapshots.usable import usable_chain
 
     try:
         name = parent or newest_of(store, instance).id
-        base = chain_of(store.load_chain(name), name)[-1]
+        base = usable_chain(store, store.load_chain(name), name)[-1]
     except (InvalidRequest, Corrupted) as error:
         if not or_full:
             raise

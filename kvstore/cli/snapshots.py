@@ -145,16 +145,21 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """The snapshots of a directory, oldest first, and whether each can be used."""
-    from kvstore.spark.snapshots.chains import chain_of, complete_until_ms, in_order
+    """List the snapshots of a directory, oldest first, and whether each can be used.
+
+    A snapshot is usable if the files of it and of those that it stands on are there with their sizes; verify reads
+    them.
+    """
+    from kvstore.spark.snapshots.chains import complete_until_ms, in_order
     from kvstore.spark.snapshots.places import store_at
+    from kvstore.spark.snapshots.usable import usable_chain
 
     store, _ = store_at(where)
     readable, problems = store.load_readable()
     rows: list[dict[str, Any]] = []
     for manifest in in_order(readable):
         try:
-            chain_of(readable, manifest.id)
+            usable_chain(store, readable, manifest.id, problems)
             state = "usable"
         except StoreError as error:
             state = str(error)
@@ -174,7 +179,7 @@ def list_(
         age_h = (time.time() - newest / 1000) / 3600
         if age_h < -CLOCKS_APART_H:
             raise InvalidRequest(f"the newest usable snapshot in {where} is from {-age_h:.1f} h ahead of this clock")
-        if age_h > max_age_hours:
+        if not newest or age_h > max_age_hours:
             told = f"is {age_h:.1f} h old" if newest else "does not exist"
             raise InvalidRequest(f"the newest usable snapshot in {where} {told}, want at most {max_age_hours:g} h")
 
@@ -302,11 +307,15 @@ def prune(
     """
     from kvstore.spark.snapshots.chains import Retention, prunable
     from kvstore.spark.snapshots.places import store_at
+    from kvstore.spark.snapshots.usable import usable_chain
 
     if not (keep or daily or weekly):
         raise typer.BadParameter("say what to keep: at least 1", param_hint="--keep, --daily, --weekly")
     store, _ = store_at(where)
-    going = prunable(store.load_all(), Retention(newest=keep, days=daily, weeks=weekly))
+    catalogue = store.load_all()
+    going = prunable(catalogue, Retention(newest=keep, days=daily, weeks=weekly))
+    for name in sorted(catalogue.keys() - {each.id for each in going} if going else ()):
+        usable_chain(store, catalogue, name)  # what stays must be whole before anything goes
     remains = store.stale_remains(time.time())
     removed: list[str] = []
     if not dry_run:

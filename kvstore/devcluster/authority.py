@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kvstore.devcluster.private_files import write_private
 from kvstore.env.certificates import expiry_of
+from kvstore.env.files.private import read_private, write_private
 from kvstore.errors import ConfigError
 
 AUTHORITY_DAYS = 3650
@@ -91,7 +91,7 @@ class Authority:
 
     def _read(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         try:
-            key = serialization.load_pem_private_key(self._key.read_bytes(), None)
+            key = serialization.load_pem_private_key(read_private(self._key), None)
             certificate = x509.load_pem_x509_certificate(self.cert.read_bytes())
         except FileNotFoundError as error:
             raise ConfigError(

@@ -21,6 +21,7 @@ import psutil
 
 from kvstore.devcluster.store_process import StoreProcess, found_or_none, process_with_or_none, record_or_kill
 from kvstore.devcluster.zookeeper import free_ports
+from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_opener
 from kvstore.errors import ConfigError
 from kvstore.extras import install_hint
 from kvstore.rpc.login import without_login
@@ -61,7 +62,8 @@ def start_standalone(
     serves. `detached`: it survives signals to this process's group. `settings`: more arguments; with a `--cert-file`
     among them clients speak TLS with it. Raises ConfigError without etcd, Unavailable."""
     directory = directory.resolve()
-    (directory / "data").mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(directory)
+    private_folder(directory / "data")
     client, peer = (port, port + 1) if port else free_ports(2)
     return _ready_or_killed(
         _spawn(directory, f"{_HOST}:{client}", f"{_HOST}:{peer}", detached=detached, settings=settings)
@@ -76,7 +78,8 @@ def start_ensemble(directory: Path, size: int = 3) -> list[EtcdProcess]:
     processes: list[EtcdProcess] = []
     for client, peer in places:
         folder = directory.resolve() / f"etcd-{peer}"
-        (folder / "data").mkdir(mode=0o700, parents=True)
+        private_folder(folder)
+        private_folder(folder / "data")
         name = ("--name", f"m{peer}", "--initial-cluster", members)
         processes.append(_spawn(folder, f"{_HOST}:{client}", f"{_HOST}:{peer}", detached=False, settings=name))
     return processes
@@ -142,7 +145,7 @@ def _spawn(directory: Path, address: str, peer: str, *, detached: bool, settings
 
 
 def _launch(directory: Path, address: str, command: Sequence[str], *, detached: bool) -> EtcdProcess:
-    with (directory / "etcd.out").open("ab") as output:
+    with open(directory / "etcd.out", "ab", opener=private_opener) as output:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -150,6 +153,7 @@ def _launch(directory: Path, address: str, command: Sequence[str], *, detached: 
             stderr=output,
             cwd=directory,
             start_new_session=detached,
+            umask=PRIVATE_UMASK,
             env=without_login(os.environ),
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstore import config as toml
 from kvstore.config import Setting
-from kvstore.devcluster.secure_folder import METADATA_USER, SecureFolder
+from kvstore.devcluster.secure_folder import METADATA_USER, TOOLS, SecureFolder
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.meta.address import Address, Kind, address_fault, parse
@@ -221,12 +221,18 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
         data_dir=Path(node.data_dir),
         secret_file=Path(cluster.secret_file),
         bookie=node.bookie,
+        bookie_clients=bookie_clients(cluster),
         resp=node.resp,
         grpc=node.grpc,
         http=node.http,
         log_dir=data_dir / "logs",
         log=log,
     )
+
+
+def bookie_clients(cluster: ClusterFile) -> tuple[str, ...]:
+    """Return the names of the certificates that a secure cluster's bookies accept: the nodes' and the tools'."""
+    return (*(node.id for node in cluster.nodes), TOOLS) if cluster.secure else ()
 
 
 def store_listeners(cluster: ClusterFile) -> Iterator[tuple[str, str]]:

@@ -32,6 +32,7 @@ from kvstore.devcluster.record import Progress, Record, replace_file
 from kvstore.devcluster.secure_folder import ADMIN, SecureFolder
 from kvstore.devcluster.settings import with_settings
 from kvstore.devcluster.store_process import StoreProcess
+from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_opener
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta import paths
@@ -93,7 +94,8 @@ class LocalCluster:
 
     def up(self, wish: Wish) -> ClusterFile:
         """Start what is down, and return when every partition serves. Raises ConfigError, Unavailable."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        if not self.data_dir.exists():
+            private_folder(self.data_dir)
         with self._record.lock(self._progress):
             found = self._record.load_or_none()
             cluster = self._with_those_that_run(layout.plan(replace(wish, data_dir=self.data_dir), found))
@@ -177,9 +179,9 @@ class LocalCluster:
         cluster = self.load()
         node = cluster.node(name)
         config = Path(node.config)
-        config.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(config.parent)
         if _is_written(config):
-            self._name_secret(config, cluster)
+            self._complete(config, cluster)
         else:
             replace_file(config, toml.to_toml(layout.node_config(cluster, node, self.data_dir)))
         self._said_before |= {path: path.stat().st_size for path in self._outputs(name) if path.exists()}
@@ -230,17 +232,18 @@ class LocalCluster:
     def _spawn(self, name: str, command: list[str]) -> int:
         """Start a process of the cluster that outlives this one."""
         logs = self.data_dir / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
+        private_folder(logs)
         path = logs / f"{name}.out"
         if path.exists() and path.stat().st_size > OUTPUT_BYTES_MAX:
             path.rename(path.with_suffix(".out.1"))
-        with path.open("ab") as output:
+        with open(path, "ab", opener=private_opener) as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                umask=PRIVATE_UMASK,
                 env=without_login(os.environ),
             )
         process.returncode = 0  # whoever holds the pid watches it; subprocess need not
@@ -287,11 +290,17 @@ class LocalCluster:
         make_secret(path)
         return replace(cluster, secret_file=str(path))
 
-    def _name_secret(self, config: Path, cluster: ClusterFile) -> None:
-        """In a file from before there were secrets."""
+    def _complete(self, config: Path, cluster: ClusterFile) -> None:
+        """Add what node.toml needs and an earlier release did not write."""
         text = toml.text_of(config)
-        if cluster.secret_file and not re.search(r"^\s*secret_file\s*=", text, re.MULTILINE):
-            replace_file(config, f"secret_file = {json.dumps(cluster.secret_file)}\n{text}")
+        needed = {"secret_file": cluster.secret_file, "bookie_clients": list(layout.bookie_clients(cluster))}
+        missing = [
+            f"{name} = {json.dumps(value)}\n"
+            for name, value in needed.items()
+            if value and not re.search(rf"^\s*{name}\s*=", text, re.MULTILINE)
+        ]
+        if missing:
+            replace_file(config, "".join(missing) + text)
 
     def _probe(self, cluster: ClusterFile, keys: dict[PartitionId, bytes]) -> None:
         """Have each node append to the log of each partition and read it. Raises Unavailable."""
@@ -495,7 +504,7 @@ async def _wait_for_bookies(store: MetadataStore, cluster: ClusterFile, progress
 def _write(files: dict[Path, str]) -> None:
     """Replace each file as a whole."""
     for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         replace_file(path, text)
 
 

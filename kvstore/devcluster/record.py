@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore.devcluster.layout import ClusterFile
+from kvstore.env.files.private import private_opener, write_private
 from kvstore.errors import ConfigError
 from kvstore.places import is_within
 
@@ -20,12 +20,7 @@ Progress = Callable[[str], None]
 
 def replace_file(path: Path, text: str) -> None:
     """Write it as a whole, synced: a crash, of the machine too, leaves the former one or this."""
-    draft = path.with_name(f"{path.name}.new")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    write_private(path, text.encode())
 
 
 class Record:
@@ -65,7 +60,7 @@ class Record:
     @contextmanager
     def lock(self, progress: Progress) -> Iterator[None]:
         """Two calls of `up` at once would start everything twice."""
-        with (self._data_dir / "up.lock").open("w") as file:
+        with open(self._data_dir / "up.lock", "w", opener=private_opener) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

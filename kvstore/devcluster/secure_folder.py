@@ -2,7 +2,8 @@
 
     <data-dir>/secure/           0700; every file in it 0600
       ca.pem  ca.key             the authority (kvstore/devcluster/authority.py)
-      n1.pem …  client.pem       a key and its certificate: of each node, and one for clients
+      n1.pem …  client.pem       a key and its certificate: of each node, and one for clients of the front ends
+      bookie-tools.pem           the same for commands that read bookies, which accept no client's certificate
       admin.password             of the user admin, on one line
       metadata.password          of the nodes' user in a ZooKeeper of the cluster's own
       client.env                 for a shell: `. client.env` lets what it starts in
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from kvstore.devcluster.private_files import write_private
+from kvstore.env.files.private import private_folder, write_private
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.extras import install_hint
@@ -31,6 +32,8 @@ FOLDER = "secure"
 ADMIN = "admin"
 """The user whom `up` makes; the client's certificate names another, so that it alone lets nobody in as him."""
 CLIENT = "client"
+TOOLS = "bookie-tools"
+"""The certificate of the operator's commands. Bookies know no users, so they accept only nodes and this certificate."""
 METADATA_USER = "kvstore"
 HOSTS = ("127.0.0.1", "localhost")
 """By which nodes of a local cluster are reached."""
@@ -44,6 +47,7 @@ class SecureFolder:
         self.path = data_dir / FOLDER
         self.has_own_zookeeper = has_own_zookeeper
         self.ca, self.client = self.path / "ca.pem", self.path / f"{CLIENT}.pem"
+        self.tools = self.path / f"{TOOLS}.pem"
         self.environment, self.netrc = self.path / "client.env", self.path / "netrc"
         self.password_file, self.metadata_password = self.path / "admin.password", self.path / "metadata.password"
 
@@ -59,12 +63,12 @@ class SecureFolder:
                 f"{self.metadata_password} is missing: bring it back. The cluster's metadata are closed to everybody "
                 "who does not know it, and another one does not open them"
             )
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        private_folder(self.path)
         authority = Authority(self.path)
         for node in nodes:
             authority.issue(node, HOSTS)
         authority.issue(CLIENT, ())
+        authority.issue(TOOLS, ())
         for password in (self.password_file, *([self.metadata_password] if self.has_own_zookeeper else [])):
             if not password.exists():
                 write_private(password, f"{secrets.token_urlsafe(_SECRET_BYTES)}\n".encode())
@@ -100,8 +104,8 @@ class SecureFolder:
     def _environment(self) -> str:
         names = {
             "KVSTORE_TLS_CA": self.ca,
-            "KVSTORE_TLS_CERT": self.client,
-            "KVSTORE_TLS_KEY": self.client,
+            "KVSTORE_TLS_CERT": self.tools,
+            "KVSTORE_TLS_KEY": self.tools,
             "KVSTORE_USER": ADMIN,
             "KVSTORE_PASSWORD_FILE": self.password_file,
         }

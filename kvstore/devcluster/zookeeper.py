@@ -28,6 +28,7 @@ from kvstore.devcluster.store_process import (
     process_with_or_none,
     record_or_kill,
 )
+from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_opener, write_private
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.extras import install_hint
@@ -131,8 +132,9 @@ def start_ensemble(
     processes: list[ZooKeeperProcess] = []
     for i in range(size):
         folder = directory / f"zookeeper-{i + 1}"
-        (folder / "data").mkdir(parents=True, exist_ok=True)
-        (folder / "data" / "myid").write_text(f"{i + 1}\n")
+        private_folder(folder)
+        private_folder(folder / "data")
+        write_private(folder / "data" / "myid", b"%d\n" % (i + 1))
         processes.append(_launch(folder, _HOST, ports[3 * i], members, detached=False, environ=environ))
     return _ready_or_killed(processes)
 
@@ -173,11 +175,12 @@ def _ready_or_killed(processes: list[ZooKeeperProcess]) -> list[ZooKeeperProcess
 def _launch(
     directory: Path, host: str, port: int, settings: str, *, detached: bool, environ: Mapping[str, str]
 ) -> ZooKeeperProcess:
-    (directory / "data").mkdir(parents=True, exist_ok=True)
+    private_folder(directory)
+    private_folder(directory / "data")
     where = f"dataDir={_java_text(str(directory / 'data'))}\nclientPortAddress={host}\nclientPort={port}\n"
-    (directory / "zoo.cfg").write_text(_CONFIG + where + settings, encoding="utf-8")
+    write_private(directory / "zoo.cfg", (_CONFIG + where + settings).encode())
     log = escape(str(directory / "zookeeper.log"), {'"': "&quot;"})
-    (directory / "log4j2.xml").write_text(_LOGGING.format(log=log), encoding="utf-8")
+    write_private(directory / "log4j2.xml", _LOGGING.format(log=log).encode())
     return _spawn(directory, f"{host}:{port}", detached=detached, environ=environ)
 
 
@@ -194,7 +197,7 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
         *("-cp", os.pathsep.join(map(str, classpath(jars_folder())))),
         *(_MAIN, str(directory / "zoo.cfg")),
     ]
-    with (directory / "zookeeper.out").open("wb") as output:
+    with open(directory / "zookeeper.out", "wb", opener=private_opener) as output:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -202,6 +205,7 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
             stderr=output,
             cwd=directory,
             start_new_session=detached,
+            umask=PRIVATE_UMASK,
             env={**without_login(environ), "LC_ALL": "C.UTF-8"},  # by it Java knows how names of files are written
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from kvstore.env.files.private import FILE_MODE, FOLDER_MODE
 from kvstore.env.files.write_trial import try_file
 from kvstore.env.ports import FILES_UNLIMITED, File
 from kvstore.env.syncs import Done, Syncs, ThreadSyncs, Write, write_all
@@ -24,8 +25,6 @@ LOCK_NAME = "LOCK"
 PROBE_NAMES = ("write-probe", "write-probe.new")
 """The names of the file by which a directory is probed. One that a crash leaves is removed by the next probe."""
 _HOLDER_BYTES = 32
-_FILE_MODE = 0o640
-_DIRECTORY_MODE = 0o750
 
 
 class _Sync(Struct, eq=False):
@@ -120,14 +119,14 @@ class DirectoryDisk:
 
     def __init__(self, root: Path, syncs: Syncs | None = None, others: Sequence[Path] = ()) -> None:
         """Raises OSError if `root` is not a directory and cannot be made."""
-        root.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         self._root = str(root.resolve())
         self._others = tuple(str(each) for each in others)
         self._syncs = syncs or ThreadSyncs()
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return DirectoryFile(os.open(self.real_path(path), flags, _FILE_MODE), self._syncs)
+        return DirectoryFile(os.open(self.real_path(path), flags, FILE_MODE), self._syncs)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(self.real_path(path))
@@ -139,7 +138,7 @@ class DirectoryDisk:
             return []
 
     def mkdir(self, path: str) -> None:
-        os.makedirs(self.real_path(path), mode=_DIRECTORY_MODE, exist_ok=True)
+        os.makedirs(self.real_path(path), mode=FOLDER_MODE, exist_ok=True)
 
     def remove(self, path: str) -> None:
         """Also of an empty directory. Raises FileNotFoundError, OSError (ENOTEMPTY)."""
@@ -225,9 +224,9 @@ class DirectoryLock:
 def lock_dir(directory: Path) -> DirectoryLock:
     """Keep other processes out of `directory`, which is made if it is absent. Raises ConfigError if one is in, OSError
     if it cannot be locked."""
-    directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+    directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     path = directory / LOCK_NAME
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

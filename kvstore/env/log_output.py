@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from kvstore.env.files.private import FOLDER_MODE
 from kvstore.env.log_config import LogFormat, LogOutput
 from kvstore.env.logs.audit_lines import AuditLines, QueuedAuditLines
 from kvstore.env.logs.fields import as_plain, fields_of, on_one_line
@@ -128,7 +129,7 @@ def open_log(config: LogOutput, *, process: str, directory: Path | None = None) 
     line names the process. Raises OSError."""
     writer = LogWriter()
     if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     sink = StandardError() if directory is None else RotatedFile(directory / f"{process}.log")
     handler = QueuedHandler(writer, sink)
     handler.setFormatter(formatter(config.format, process))

@@ -11,13 +11,12 @@ import hashlib
 import hmac
 import os
 import re
-import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvstore.env.files.private import draft_of, open_private
 from kvstore.errors import ConfigError
 
 SECRET_BYTES = 32
@@ -25,7 +24,6 @@ SECRETS_MAX = 4
 """Lines of one file."""
 FILE_BYTES_MAX = 1024
 _LINE = re.compile(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}")
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,7 @@ class ClusterSecret:
 
 def read_secret(path: Path) -> ClusterSecret:
     """The secret in a file. Raises ConfigError for one that is missing, of another form, or that others can read."""
-    with _named(path), path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if mode & _OTHERS:
-            raise ConfigError(
-                f"{path}: others can use this secret (mode {stat.S_IMODE(mode):04o}): want mode 0600 (chmod 600 {path})"
-            )
+    with _named(path), open_private(path) as file:
         data = file.read(FILE_BYTES_MAX + 1)
     return ClusterSecret(_decoded(path, data))
 
@@ -80,16 +73,11 @@ def _decoded(path: Path, data: bytes) -> tuple[bytes, ...]:
 
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all, and never over another one."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
+    draft = draft_of(path, data)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return  # somebody else was faster, and theirs counts
+        os.link(draft, path)
+    except FileExistsError:
+        return  # somebody else was faster, and theirs counts
     finally:
         os.unlink(draft)
     directory = os.open(path.parent, os.O_RDONLY)

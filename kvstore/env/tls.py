@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from kvstore.env.files.private import check_private, read_private
 from kvstore.ranges import WrongSettings
 
 CIPHERS_1_2 = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -33,7 +34,7 @@ class Tls:
     cert: Path | None = None
     """One's own certificate, and the intermediate ones after it. It names the hosts by which others connect."""
     key: Path | None = None
-    """Its private key, without a passphrase."""
+    """Its private key, without a passphrase, in a file that other accounts cannot use (mode 0600)."""
     ca: Path | None = None
     """Whose certificates are trusted; for a client, None: those that the system trusts."""
     verify_clients: bool = False
@@ -88,15 +89,17 @@ class Tls:
 
     def _load_own(self, context: ssl.SSLContext) -> None:
         """A key that is encrypted is an error: OpenSSL would ask for its password where there is a terminal, and the
-        event loop would wait for somebody to type it."""
+        event loop would wait for somebody to type it. A key that other accounts can use is an error too."""
         assert self.cert is not None
+        assert self.key is not None
         with _named(self.cert, self.key):
+            check_private(self.key)
             context.load_cert_chain(self.cert, self.key, password=bytes)
 
     def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """CA, key and certificate as read from their files, None for those not set. Raises OSError."""
-        ca, key, cert = (None if path is None else path.read_bytes() for path in (self.ca, self.key, self.cert))
-        return ca, key, cert
+        ca, cert = (None if path is None else path.read_bytes() for path in (self.ca, self.cert))
+        return ca, None if self.key is None else read_private(self.key), cert
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.access.tokens import id_or_none
+from kvstore.env.files.private import open_private
 from kvstore.errors import ConfigError
 
 PREFIX = "KVSTORE"
@@ -79,9 +80,9 @@ def without_login(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def password_in(path: Path) -> bytes:
-    """The first line of a file. Raises ConfigError."""
+    """Return the first line of a file that other accounts cannot use. Raises ConfigError."""
     try:
-        with path.open("rb") as file:
+        with open_private(path) as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -25,6 +25,7 @@ from kvstore.env.beat import BEAT_S
 from kvstore.env.certificates import LOOK_S, Certificates
 from kvstore.env.disk import lock_dir
 from kvstore.env.events import end_task, wait_within
+from kvstore.env.files.private import private_folder
 from kvstore.env.liveness.port import Liveness
 from kvstore.env.liveness.watchdog import Watchdog
 from kvstore.env.log_output import Output, open_log
@@ -69,7 +70,7 @@ def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
     config = toml.read(path, NodeConfig, settings)
     config = replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
-    config.data_dir.mkdir(parents=True, exist_ok=True)
+    private_folder(config.data_dir)
     output = _opened_log(config)
     lock = lock_dir(config.data_dir)
     files = raise_file_limit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,8 +34,6 @@ DDL_TYPES = {"binary": "BINARY", "string": "STRING", "long": "BIGINT", "double":
 AS_BYTES = Types()
 DIGITS = r"^-?[0-9]+$"
 """Of a value that is read as a long."""
-SHOWN = 40
-"""Bytes of a value that cannot be read as it should."""
 
 
 def ddl(columns: tuple[str, ...], types: Types = AS_BYTES) -> str:
@@ -80,9 +79,12 @@ def _misread(batch: Any, name: str, kind: str, wanted: Any) -> str:
         try:
             _read_as(column.slice(row, 1), wanted)
         except pa.ArrowInvalid:
-            of = f" of key {_shown(_bytes(keys[row].as_py()))}" if keys is not None and name != "key" else ""
-            told = _shown(column[row].as_py()[:SHOWN])
-            return f"{name}Type {kind}: the {name}{of} is none: {told}; read it as binary, or leave such keys out"
+            which = _named(_bytes(keys[row].as_py())) if keys is not None else "a key that is not read"
+            size = len(column[row].as_py())
+            return (
+                f"{name}Type {kind}: expected a {name} that is a {kind}, got {size} bytes that are not, of {which}; "
+                "read it as binary, or leave such keys out"
+            )
     raise AssertionError("some row could not be read")
 
 
@@ -118,15 +120,15 @@ class Plan:
     def _check(self, keys: list[bytes | None], values: list[bytes | None]) -> None:
         for key, value in zip(keys, values, strict=True):
             if key is None or not 0 < len(key) <= KEY_BYTES_MAX:
-                raise InvalidRequest(f"column {self.key}: want keys of 1 to {KEY_BYTES_MAX} bytes, got {_shown(key)}")
+                raise InvalidRequest(f"column {self.key}: want keys of 1 to {KEY_BYTES_MAX} bytes, got {_named(key)}")
             if value is None and self.on_null is OnNull.error:
                 raise InvalidRequest(
-                    f"column {self.value}: key {_shown(key)} has no value; set onNull to delete if such keys are to go"
+                    f"column {self.value}: {_named(key)} has no value; set onNull to delete if such keys are to go"
                 )
             if value is not None and len(value) > VALUE_BYTES_MAX:
                 raise InvalidRequest(
                     f"column {self.value}: want values of at most {VALUE_BYTES_MAX} bytes, got {len(value)} "
-                    f"for key {_shown(key)}"
+                    f"for {_named(key)}"
                 )
 
 
@@ -176,7 +178,8 @@ def _listed(types: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in types.items()) or "no columns"
 
 
-def _shown(key: bytes | None) -> str:
+def _named(key: bytes | None) -> str:
+    """Name a row by its key's checksum: errors end up in job logs, which are no place for keys and values."""
     if key is None:
-        return "none"
-    return repr(key) if len(key) <= 64 else f"{key[:64]!r}… ({len(key)} bytes)"
+        return "no key"
+    return f"the key of {len(key)} bytes for which sha2(key, 256) begins with {hashlib.sha256(key).hexdigest()[:16]}"

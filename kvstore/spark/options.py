@@ -29,6 +29,13 @@ KEYS_MAX = 10_000
 SPARKS_OWN = {"checkpointlocation", "path", "querymaxresultcount"}
 """Options that Spark hands to every source and sink."""
 
+CATALOGS_OWN = "provider"
+"""An option that Spark adds where it makes a table of its catalog."""
+TABLES = (
+    "kvstore has no tables in Spark's catalog, because Spark hands a table's options neither to its reads nor to its "
+    'writes: use CREATE TEMPORARY VIEW name USING kvstore OPTIONS (...), or format("kvstore") with load() and save()'
+)
+
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "kb": 1 << 10, "mib": 1 << 20, "mb": 1 << 20, "gib": 1 << 30, "gb": 1 << 30}
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -295,6 +302,8 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: s
             "pushFilters: Spark applied the filters of one action to the next, which then missed rows, so there is no "
             "such option: narrow what is read by prefix, start, end, keys and partition; Spark checks the conditions"
         )
+    if CATALOGS_OWN in {name.lower() for name in options}:
+        raise ConfigError(f"CREATE TABLE ... USING kvstore: {TABLES}")
     names = {name.lower() for name in known} | SPARKS_OWN
     unknown = sorted(name for name in options if name.lower() not in names)
     if unknown:

@@ -13,6 +13,7 @@ from kvstore.errors import ConfigError, Overloaded, StoreError
 from kvstore.spark import columns, pins
 from kvstore.spark.cluster import find
 from kvstore.spark.options import (
+    TABLES,
     columns_of,
     is_for_a_stream,
     read_options,
@@ -30,7 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 KNOWN, CHANGES = tuple(columns.COLUMNS), tuple(columns.CHANGES)
-OWN_SCHEMA = "want no schema of your own: choose columns by the option columns, then cast them"
+OWN_SCHEMA = (
+    "expected no schema of your own: choose columns with the option columns, then cast them. If this is a table: "
+    f"{TABLES}"
+)
+OVERWRITE = (
+    'expected mode("append"), got overwrite; rows replace rows of the same key, and nothing else is removed. If this '
+    f"was saveAsTable() or createOrReplace(), Spark dropped the former table before it asked kvstore; {TABLES}"
+)
 
 
 class KvstoreSource(DataSource):
@@ -100,7 +108,9 @@ class KvstoreSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BulkWriter:
         if overwrite:
-            raise ConfigError('want mode("append"): rows replace those of the same key, nothing else is removed')
+            raise ConfigError(OVERWRITE)
+        if not self.options:
+            raise ConfigError(f"INSERT INTO a table: {TABLES}")
         options = write_options(self.options)
         plan = columns.plan(schema, options)
         return BulkWriter(find(self.options), plan, options)

@@ -41,6 +41,7 @@ from kvstore.access.changes import Change
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile, NodePlace
+from kvstore.env.files.private import write_private
 from kvstore.env.tls import Tls
 from kvstore.meta.connect import connect as connect_to_metadata
 from kvstore.meta.tables.access import AccessStore
@@ -199,7 +200,7 @@ def issue(folder: Path) -> Tls:
     found = Tls(cert=folder / "cert.pem", key=folder / "key.pem", ca=folder / "ca.pem")
     authority.cert_pem.write_to_path(str(found.ca))
     issued.cert_chain_pems[0].write_to_path(str(found.cert))
-    issued.private_key_pem.write_to_path(str(found.key))
+    write_private(found.key, issued.private_key_pem.bytes())
     return found
 
 

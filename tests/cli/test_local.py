@@ -408,6 +408,20 @@ def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path)
     assert toml.read(Path(cluster.load().nodes[0].config), NodeConfig).limits.waiting_max == 7
 
 
+def test_secure_cluster_of_an_earlier_release_names_the_clients_of_its_bookies(tmp_path: Path) -> None:
+    cluster = Started(tmp_path)
+    with pytest.raises(Unavailable):
+        cluster.up(Wish(data_dir=tmp_path, secure=True))
+    configs = [Path(node.config) for node in cluster.load().nodes]
+    for config in configs:
+        lines = config.read_text().splitlines(keepends=True)
+        config.write_text("".join(line for line in lines if "bookie_clients" not in line))
+    with pytest.raises(Unavailable):
+        cluster.up(Wish(data_dir=tmp_path))
+    wanted = ("n1", "n2", "n3", "bookie-tools")
+    assert [toml.read(config, NodeConfig).bookie_clients for config in configs] == [wanted] * 3
+
+
 def test_a_nodes_file_that_a_power_cut_left_empty_is_written_anew(tmp_path: Path) -> None:
     """One that was not synced has no byte after the cut; a secret alone was written into it, and no node started."""
     cluster = Started(tmp_path)

@@ -117,7 +117,7 @@ def test_a_file_without_faults_is_told_so_and_what_it_names_is_looked_at(tmp_pat
     assert answer.exit_code == 1
     for line in (
         f":3: fault: data_dir: {tmp_path}/data: expected to look at the directory, got ENOTDIR",
-        f":4: fault: secret_file: {tmp_path}/secret: others can use this secret (mode 0644)",
+        f":4: fault: secret_file: {tmp_path}/secret: the cluster's secret cannot be used: other accounts can use",
         f":5: fault: log_dir: {tmp_path}/node.toml: expected to look at the directory, got ENOTDIR",
     ):
         assert line in answer.stdout

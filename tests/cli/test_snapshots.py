@@ -67,10 +67,7 @@ def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: Directo
     assert code == 0
     states = {row["id"]: row["state"] for row in found["snapshots"]}
     assert states["z"] == "usable"
-    assert (
-        states["b"]
-        == "snapshot b continues a, which is not here: bring its folder back from a copy, or take a full snapshot"
-    )
+    assert states["b"] == f"snapshot b continues a: {states['a']}"
     assert "checksum does not fit" in states["a"]
     assert found["unfinished"] == [".work-c"]
     assert "full" in run("list", store.root)[1]
@@ -192,6 +189,51 @@ def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
     assert (code, out.startswith(f"{root}/z: full snapshot")) == (0, True)
     assert err.startswith("kvstore: a full snapshot instead: ")
     assert tried == [*(["b"] if here.startswith("what") else []), None]
+
+
+def test_list_calls_no_snapshot_usable_that_lacks_a_file(run: Run, store: DirectoryStore) -> None:
+    full(store, "z", LOG, hour=5)
+    (store.root / "z" / store.load("z").files[0].path).unlink()
+    code, out, err = run("list", store.root, "--json", "--max-age-hours", 100_000)
+    states = {row["id"]: row["state"] for row in json.loads(out)["snapshots"]}
+    assert (code, states["a"], states["b"]) == (0, "usable", "usable")
+    assert states["z"].endswith("/z/data/p1-00000.parquet is missing; take the file from a copy")
+    with open(store.root / "a" / store.load("a").files[0].path, "ab") as file:
+        file.write(b"x")
+    code, out, err = run("list", store.root, "--max-age-hours", 100_000)
+    assert (code, "usable snapshot in" in err, "does not exist" in err) == (1, True, True)
+    assert out.count("the manifest says") == 2
+
+
+@pytest.mark.parametrize("change", [damage, os.unlink])
+def test_list_says_why_a_parent_cannot_be_read(run: Run, store: DirectoryStore, change: Callable[[Path], None]) -> None:
+    change(store.root / "a" / NAME)
+    states = {row["id"]: row["state"] for row in json.loads(run("list", store.root, "--json")[1])["snapshots"]}
+    reason = "its checksum does not fit" if change is damage else "manifest.json is missing"
+    assert states["b"].startswith("snapshot b continues a: ")
+    assert reason in states["b"]
+    assert reason in states["a"]
+
+
+def test_prune_removes_nothing_while_a_snapshot_that_stays_lacks_a_file(run: Run, store: DirectoryStore) -> None:
+    full(store, "z", LOG, hour=5)
+    path = store.root / "z" / store.load("z").files[0].path
+    path.rename(store.root.parent / "elsewhere")
+    code, _, err = run("prune", store.root, "--keep", 1)
+    assert (code, "is missing; take the file from a copy" in err) == (1, True)
+    assert store.ids() == ["a", "b", "z"]
+    (store.root.parent / "elsewhere").rename(path)
+    assert run("prune", store.root, "--keep", 1)[0] == 0
+    assert store.ids() == ["z"]
+
+
+def test_incremental_continues_no_snapshot_that_lacks_a_file(
+    run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, "cluster-1"))
+    (store.root / "a" / store.load("a").files[0].path).unlink()
+    code, _, err = run("create", "--to", store.root, "--incremental", "--server", NOBODY)
+    assert (code, "is missing; take the file from a copy" in err) == (1, True)
 
 
 def test_a_restored_cluster_goes_on_in_the_old_ones_directory(

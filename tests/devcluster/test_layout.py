@@ -162,6 +162,7 @@ def test_a_secure_cluster_names_its_files_and_stays_secure() -> None:
     config = node_config(made, made.nodes[1], DATA)
     own = DATA / "secure" / "n2.pem"
     assert config.tls == Tls(cert=own, key=own, ca=DATA / "secure" / "ca.pem", verify_clients=True)
+    assert config.bookie_clients == (*(node.id for node in made.nodes), "bookie-tools")
     assert config.metadata.password_file == DATA / "secure" / "metadata.password"
     assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, secure=True), made) == made
     etcd = plan(Wish(data_dir=DATA, secure=True, metadata=Kind.ETCD), None)

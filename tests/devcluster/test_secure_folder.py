@@ -36,7 +36,7 @@ def test_nobody_but_the_owner_may_use_any_of_it(folder: SecureFolder) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
     assert set(modes.values()) == {0o600}
     assert set(modes) == {
-        *("ca.pem", "ca.key", "client.pem", "n1.pem", "n2.pem", "n3.pem"),
+        *("ca.pem", "ca.key", "client.pem", "bookie-tools.pem", "n1.pem", "n2.pem", "n3.pem"),
         *("admin.password", "metadata.password", "client.env", "netrc"),
     }
 
@@ -58,7 +58,13 @@ def test_a_certificate_that_is_about_to_expire_is_replaced_and_its_authority_sta
     monkeypatch.setattr(authority, "RENEW_DAYS", authority.ISSUED_DAYS)
     folder.make(NODES, is_new=True)
     after = contents(folder)
-    assert {name for name in before if before[name] != after[name]} == {"client.pem", "n1.pem", "n2.pem", "n3.pem"}
+    assert {name for name in before if before[name] != after[name]} == {
+        "client.pem",
+        "bookie-tools.pem",
+        "n1.pem",
+        "n2.pem",
+        "n3.pem",
+    }
     assert expiry_of(after["n1.pem"]) >= expiry_of(before["n1.pem"])
 
 
@@ -176,7 +182,9 @@ def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder
     """Nodes that run would take it over, and refuse each other's certificates."""
     (folder.path / "ca.pem").unlink()
     before = contents(folder)
-    with pytest.raises(ConfigError, match=r"ca\.pem is missing, and client\.pem, n1\.pem, .* are issued by it"):
+    with pytest.raises(
+        ConfigError, match=r"ca\.pem is missing, and bookie-tools\.pem, client\.pem, n1\.pem, .* are issued by it"
+    ):
         folder.make(NODES, is_new=False)
     assert contents(folder) == before
     for each in [*folder.path.glob("*.pem"), folder.path / "ca.key"]:

@@ -45,7 +45,7 @@ def test_a_second_line_is_accepted_beside_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o666])
 def test_one_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(ConfigError, match=f"others can use this secret .mode {mode:04o}.: want mode 0600"):
+    with pytest.raises(ConfigError, match=f"other accounts can use this secret: expected mode 0600, got {mode:04o}"):
         read_secret(written(tmp_path / "s", LINE, mode))
 
 

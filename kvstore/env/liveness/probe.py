@@ -7,13 +7,13 @@ import os
 import threading
 from queue import SimpleQueue
 
+from kvstore.env.files.private import FILE_MODE
 from kvstore.env.liveness.threads import ThreadTimes
 
 log = logging.getLogger(__name__)
 
 PROBE = "PROBE"
 """The file, which has its name only for a moment."""
-_MODE = 0o640
 
 
 class DiskProbe:
@@ -65,7 +65,7 @@ class DiskProbe:
         """Raises OSError."""
         if self._fd < 0:
             place, flags = os.path.join(self.directory, PROBE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-            self._fd = os.open(place, flags, _MODE)
+            self._fd = os.open(place, flags, FILE_MODE)
             os.unlink(place)
         os.pwrite(self._fd, b"%-15d\n" % self._asked, 0)
         os.fdatasync(self._fd)

@@ -28,6 +28,8 @@ AUDIT_BYTES_MAX = 1 << 20
 """Further lines and characters of the audit log, which wait while ordinary lines fill the queue."""
 FLUSH_S = 2.0
 """Longest wait of a flush, as at the end of the process, for a writer that is stuck."""
+_MODE = 0o640
+"""Of new files. The umask of a node takes the group's access away, unless the directory has a default ACL."""
 FILE_BYTES_MAX = 16 << 20
 FILES = 4
 """Kept beside the one that is written."""
@@ -90,7 +92,7 @@ class RotatedFile:
             os.close(fd)
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
         self._size = os.fstat(self._fd).st_size
 
     def _rotate(self) -> None:

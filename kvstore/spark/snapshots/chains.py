@@ -41,9 +41,10 @@ def _age(manifest: Manifest) -> tuple[int, int, str]:
     return complete_until_ms(manifest), manifest.started_ms, manifest.id
 
 
-def chain_of(catalogue: Catalogue, wanted: str) -> list[Manifest]:
-    """Return the snapshots that `wanted` needs, the full snapshot first, itself last. Raises InvalidRequest if `wanted`
-    is missing, Corrupted if something else is or two do not fit."""
+def chain_of(catalogue: Catalogue, wanted: str, unreadable: Mapping[str, str] | None = None) -> list[Manifest]:
+    """Return the snapshots that `wanted` needs, the full snapshot first, itself last. `unreadable` says of snapshots
+    that are not in the catalogue why their manifests cannot be read. Raises InvalidRequest if `wanted` is missing,
+    Corrupted if something else is or two do not fit."""
     found: list[Manifest] = []
     name: str | None = wanted
     while name is not None:
@@ -51,6 +52,8 @@ def chain_of(catalogue: Catalogue, wanted: str) -> list[Manifest]:
         if manifest is None:
             if not found:
                 raise InvalidRequest(f"snapshot {name} is not here: see `kvstore snapshot list`")
+            if unreadable and name in unreadable:
+                raise Corrupted(f"snapshot {found[-1].id} continues {name}: {unreadable[name]}")
             raise Corrupted(
                 f"snapshot {found[-1].id} continues {name}, which is not here: bring its folder back from a copy, or "
                 "take a full snapshot"

@@ -109,6 +109,8 @@ def resumed_or_none(store: SnapshotStore, wanted: Wanted) -> tuple[Work, Plan] |
         plan = work.plan_or_none()
         if plan is None or plan.id in store.ids():
             work.remove()  # killed before it had begun, or behind what made it a snapshot
+        elif store.keys and wanted.fits(plan):
+            work.remove()  # plans and notes are not signed: this driver must not sign what others may have put there
         elif wanted.fits(plan) and not _renewed(plan, wanted):
             work.remove()
         elif wanted.fits(plan):

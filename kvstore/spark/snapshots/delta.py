@@ -23,7 +23,7 @@ from kvstore.spark.snapshots.chains import complete_until_ms
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import read_table
-from kvstore.spark.snapshots.verify import parquet_paths
+from kvstore.spark.snapshots.usable import stored_files
 
 SNAPSHOT, CLUSTER, UNTIL = "kvstore.snapshot", "kvstore.cluster", "kvstore.complete_until_ms"
 """What a commit says of its snapshot."""
@@ -144,8 +144,8 @@ def _said(deltalake: Any, manifest: Manifest) -> Any:
 
 
 def _batches(store: SnapshotStore, manifest: Manifest, done: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
-    for path in parquet_paths(store, manifest):
-        for batch in read_table(path):
+    for stored in stored_files(store, manifest):
+        for batch in read_table(stored):
             yield batch
             done(batch.num_rows)
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from kvstore.env.files.private import FILE_MODE, FOLDER_MODE, private_opener
 from kvstore.env.files.write_trial import nearest, write_fault
 from kvstore.errors import ConfigError, Corrupted, Unavailable
 from kvstore.os_errors import is_no_room, reason_of
@@ -24,6 +25,7 @@ from kvstore.places import local_path
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location, RemotePath
+from kvstore.spark.snapshots.signing import Keys
 from kvstore.spark.snapshots.store import GONE, RESUMABLE_S, WORK, SnapshotStore, going
 
 log = logging.getLogger(__name__)
@@ -37,8 +39,8 @@ READY = "ready"
 class DirectoryStore(SnapshotStore):
     """A directory of snapshots."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(local_path(root))
+    def __init__(self, root: Path, keys: Keys = ()) -> None:
+        super().__init__(local_path(root), keys)
         self._path = local_path(root)
 
     @property
@@ -59,7 +61,7 @@ class DirectoryStore(SnapshotStore):
             raise _no_room(place, OSError(fault.errno, fault.reason)) if fault.is_full else ConfigError(str(fault))
 
     def begin(self) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
 
     def lock_or_none(self, folder: Location) -> FileLock | None:
         assert isinstance(folder, Path)
@@ -82,7 +84,8 @@ class DirectoryStore(SnapshotStore):
     def publish(self, manifest: Manifest, moves: Mapping[Location, Location]) -> None:
         """Write the manifest, then rename. Everything is on disk before it is visible."""
         ready = self.work(manifest.id) / READY
-        (ready / manifests.DATA).mkdir(parents=True, exist_ok=True)
+        ready.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        (ready / manifests.DATA).mkdir(mode=FOLDER_MODE, exist_ok=True)
         for source, place in moves.items():
             if source.exists():
                 os.rename(str(source), str(place))
@@ -94,7 +97,7 @@ class DirectoryStore(SnapshotStore):
     def publish_folder(self, manifest: Manifest, ready: Path) -> None:
         """Make the folder `ready`, which has its data files, a snapshot."""
         sync_tree(ready)
-        write_durably(ready / manifests.NAME, manifests.encode(manifest))
+        write_durably(ready / manifests.NAME, manifests.encode(manifest, self.keys))
         sync_directory(ready)
         os.rename(ready, self.folder(manifest.id))
         sync_directory(self.root)
@@ -102,7 +105,7 @@ class DirectoryStore(SnapshotStore):
     @contextmanager
     def coming_and_going(self) -> Iterator[None]:
         until = time.monotonic() + LOCK_S
-        with open(self.root / LOCK, "ab") as file:
+        with open(self.root / LOCK, "ab", opener=private_opener) as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -253,7 +256,7 @@ def _has_inodes(path: Location) -> bool:
 def lock_or_none(folder: Path) -> int | None:
     """A lock that ends with this process; None if another one has it, the folder is another user's, or gone."""
     try:
-        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, FILE_MODE)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     try:
@@ -270,7 +273,7 @@ def write_durably(path: Location, data: bytes) -> None:
         path.write(data)
         return
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
+    with open(temporary, "wb", opener=private_opener) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import reduce
@@ -13,10 +12,9 @@ from pyspark.sql import functions as F
 from kvstore.spark import columns
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import read_table
-from kvstore.spark.snapshots.verify import parquet_paths
+from kvstore.spark.snapshots.usable import stored_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 NAMES = tuple(columns.COLUMNS)
 SCHEMA = columns.ddl(NAMES)
 """Of a snapshot's files, as of a read."""
-_WILD = re.compile(r"[\\*?\[\]{}]")
-"""In names of folders these stand for themselves; to Spark each path is a pattern."""
 KEPT = ("version", "value", "created_version", "written_at", "expires_at", "partition")
 """Of each row, the version first: by it rows of one key are compared, over partitions too."""
 
@@ -54,15 +50,10 @@ def folded(
 
 
 def _table(session: SparkSession, store: SnapshotStore, manifest: Manifest) -> DataFrame:
-    """Spark's own reader knows the disk only: its Hadoop libraries need jars and settings of their own for a URL that
-    fsspec reads."""
-    found = parquet_paths(store, manifest)
-    if any(isinstance(path, RemotePath) for path in found):
-        return rows_read_by(session, len(found), lambda number: read_table(found[number]))
-    paths = [_WILD.sub(r"\\\g<0>", str(path)) for path in found]
-    if not paths:
-        return session.createDataFrame([], SCHEMA)
-    return session.read.schema(SCHEMA).parquet(*paths)
+    """Tasks read the files by `read_table`: Spark's own reader follows symbolic links and bounds no sizes, and for a
+    URL its Hadoop libraries need jars and settings of their own."""
+    found = stored_files(store, manifest)
+    return rows_read_by(session, len(found), lambda number: read_table(found[number]))
 
 
 def rows_read_by(session: SparkSession, count: int, read: Callable[[int], Iterator[Any]]) -> DataFrame:

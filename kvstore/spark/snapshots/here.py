@@ -25,7 +25,7 @@ from kvstore.spark.snapshots.runners import SMALL_ROWS
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Differences, Read, Work
-from kvstore.spark.snapshots.verify import parquet_paths
+from kvstore.spark.snapshots.usable import stored_files
 
 _NO_TIME = -1
 
@@ -46,7 +46,7 @@ class HereTables:
     """Tables of this process."""
 
     def folded(self, store: SnapshotStore, chain: Sequence[Manifest], cut: Cut, later: Sequence[Read] = ()) -> Rows:
-        full, *incrementals = [[partial(read_table, path) for path in parquet_paths(store, each)] for each in chain]
+        full, *incrementals = [[partial(read_table, stored) for stored in stored_files(store, each)] for each in chain]
         changes = [partial(_within, cut, part) for parts in incrementals for part in parts]
         found = Rows(partial(_last_rows, full, [*changes, *later]))
         return found if cut.time_ms is None else self.living(found, cut.time_ms)

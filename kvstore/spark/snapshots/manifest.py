@@ -17,6 +17,7 @@ import msgspec
 
 from kvstore.errors import Corrupted, InvalidRequest
 from kvstore.meta import codec
+from kvstore.spark.snapshots.signing import KEY_FILE, Keys, is_signed, signature
 from kvstore.types import EntryId, LedgerId, Position
 
 FORMAT = 1
@@ -28,6 +29,7 @@ TOKEN_MAX = (1 << 32) - 1
 
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
 _FILE = re.compile(rf"{DATA}/[0-9A-Za-z][0-9A-Za-z._-]*\.parquet")
+_SIGNATURE = re.compile(rb',\n "hmac_sha256": "([0-9a-f]{64})"\Z')
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 
 
@@ -118,26 +120,41 @@ class Manifest:
         return {each: places[each].sequence if each in places else 0 for each in partitions}
 
 
-def encode(manifest: Manifest) -> bytes:
-    """JSON for people and programs, with the checksum of all that stands before it as its last field."""
+def encode(manifest: Manifest, keys: Keys = ()) -> bytes:
+    """Return JSON for people and programs. Its last field is the checksum of everything before it; with keys, the field
+    before that is a signature of everything before it."""
     body = msgspec.json.format(codec.encode(manifest, format=FORMAT), indent=1)
     assert body.endswith(b"\n}")
     body = body.removesuffix(b"\n}")
+    if keys:
+        body += b',\n "hmac_sha256": "%s"' % signature(body, keys[0])
     return body + b',\n "sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
 
 
-def decode(data: bytes, *, what: str) -> Manifest:
-    """`what` names it in errors. Raises InvalidRequest for a manifest of a later version, Corrupted for anything else
-    that is not a manifest as it was written."""
+def decode(data: bytes, *, what: str, keys: Keys = ()) -> Manifest:
+    """`what` names it in errors. With keys, it must be signed by one of them. Raises InvalidRequest for a manifest of a
+    later version, Corrupted for anything else that is not a manifest as it was written."""
     _check_format(data, what)
     seal = _SEAL.search(data)
     if seal is None or hashlib.sha256(data[: seal.start()]).hexdigest().encode() != seal[1]:
         raise Corrupted(f"{what} is damaged: its checksum does not fit; {REMEDY}")
+    if keys:
+        _check_signature(data[: seal.start()], keys, what)
     manifest = codec.decode(Manifest, data, what=what, format=FORMAT)
     problem = problem_or_none(manifest)
     if problem is not None:
         raise Corrupted(f"{what} contradicts itself: {problem}")
     return manifest
+
+
+def _check_signature(sealed: bytes, keys: Keys, what: str) -> None:
+    found = _SIGNATURE.search(sealed)
+    if found is None:
+        raise Corrupted(f"{what}: expected a signature by the key of {KEY_FILE}, got none: somebody else wrote it")
+    if not is_signed(sealed[: found.start()], found[1], keys):
+        raise Corrupted(
+            f"{what}: expected a signature by the key of {KEY_FILE}, got one by another key or of other text"
+        )
 
 
 class _Envelope(msgspec.Struct):

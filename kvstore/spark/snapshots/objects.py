@@ -33,6 +33,7 @@ from kvstore.meta import codec
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location, RemotePath
+from kvstore.spark.snapshots.signing import Keys
 from kvstore.spark.snapshots.store import GONE, READ, RESUMABLE_S, WORK, SnapshotStore, going
 from kvstore.spark.snapshots.work import PLAN, Plan
 
@@ -53,8 +54,8 @@ class RemoteStore(SnapshotStore):
 
     look_s = 5.0
 
-    def __init__(self, root: RemotePath) -> None:
-        super().__init__(root)
+    def __init__(self, root: RemotePath, keys: Keys = ()) -> None:
+        super().__init__(root, keys)
         self._url = root
 
     @property
@@ -107,7 +108,7 @@ class RemoteStore(SnapshotStore):
             list(threads.map(_move, moves, moves.values()))
             sizes = [file.size_bytes for file in manifest.files]
             list(threads.map(_check_size, [folder / file.path for file in manifest.files], sizes))
-        if not (folder / manifests.NAME).create(manifests.encode(manifest)):
+        if not (folder / manifests.NAME).create(manifests.encode(manifest, self.keys)):
             self._leave_to_other(manifest)
             raise Unavailable(f"snapshot {manifest.id} was published by another driver, which took this one for dead")
         try:

@@ -10,12 +10,14 @@ from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.directory import LOCK, DirectoryStore
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.remote import Location, RemotePath, location
+from kvstore.spark.snapshots.signing import keys_of_environment
 from kvstore.spark.snapshots.store import SnapshotStore
 
 
 def store_of(place: Location) -> SnapshotStore:
-    """The store at a place that need not be there yet."""
-    return RemoteStore(place) if isinstance(place, RemotePath) else DirectoryStore(place)
+    """The store at a place that need not be there yet. Raises ConfigError for a key of manifests that is none."""
+    keys = keys_of_environment()
+    return RemoteStore(place, keys) if isinstance(place, RemotePath) else DirectoryStore(place, keys)
 
 
 def open_store(text: str) -> SnapshotStore:

@@ -20,6 +20,8 @@ from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.chains import newest_or_none
 from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location
+from kvstore.spark.snapshots.signing import Keys
+from kvstore.spark.snapshots.stored import read_document
 
 WORK = ".work-"
 GONE = ".gone-"
@@ -49,8 +51,8 @@ class SnapshotStore(ABC):
     look_s = 0.5
     """How often its work may be looked at."""
 
-    def __init__(self, root: Location) -> None:
-        self._root = root
+    def __init__(self, root: Location, keys: Keys = ()) -> None:
+        self._root, self.keys = root, keys
 
     @property
     def root(self) -> Location:
@@ -81,12 +83,12 @@ class SnapshotStore(ABC):
         """None if it is not there, perhaps since another `prune` removes it."""
         path = self.folder(snapshot) / manifests.NAME
         try:
-            data = path.read_bytes()
+            data = read_document(path, levels=2)
         except (FileNotFoundError, NotADirectoryError):
             if self.is_torn(snapshot):
                 raise Corrupted(f"{path} is missing; {manifests.REMEDY}") from None
             return None
-        found = manifests.decode(data, what=str(path))
+        found = manifests.decode(data, what=str(path), keys=self.keys)
         if found.id != snapshot:
             raise Corrupted(f"{path} is of snapshot {found.id}: a snapshot cannot be renamed")
         return found
@@ -105,7 +107,7 @@ class SnapshotStore(ABC):
         return found
 
     def load_readable(self) -> tuple[dict[str, Manifest], dict[str, str]]:
-        """Those that can be read, and for the others why not."""
+        """Return the snapshots that can be read, and for the others the reason why not."""
         found: dict[str, Manifest] = {}
         problems: dict[str, str] = {}
         for name in self.ids():
@@ -115,6 +117,11 @@ class SnapshotStore(ABC):
                 problems[name] = str(error)
             else:
                 found |= {name: manifest} if manifest is not None else {}
+        for name in {each.parent for each in found.values() if each.parent} - found.keys() - problems.keys():
+            try:
+                self._load_or_none(name)
+            except (Corrupted, InvalidRequest) as error:  # its folder is here, its manifest is not
+                problems[name] = str(error)
         return found, problems
 
     def newest(self) -> Manifest:

@@ -18,18 +18,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvstore.client.pinned.arrow import SCHEMA, TIMESTAMP, times_of
+from kvstore.env.files.private import private_opener
 from kvstore.errors import Corrupted
 from kvstore.spark.snapshots.manifest import DataFile
-from kvstore.spark.snapshots.remote import Location, RemotePath
+from kvstore.spark.snapshots.pages import check_pages
+from kvstore.spark.snapshots.stored import Stored
 
 GROUP_BYTES = 16 << 20
 GROUP_ROWS_MAX = 1 << 17
 """A group ends with the batch that reaches either."""
+READ_GROUP_BYTES_MAX, READ_GROUP_ROWS_MAX = 64 << 20, 1 << 20
+"""Unpacked bytes and rows of one row group that a reader accepts. The writer stays below a third of the bytes."""
+NAME_BYTES_MAX = 256
+"""Bytes of the name of a partition."""
+BATCH_ROWS_MAX = 1 << 16
 BATCH_BYTES = 4 << 20
 """What readers hand on at a time; a single row may be larger."""
 SYNC_BYTES = 1 << 20
 """A file goes to the disk bit by bit as it is written: other files' syncs, a journal's beside it, wait behind it."""
 _CHUNK_BYTES = 1 << 20
+_ENCODINGS = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
+_DICTIONARY_ENCODINGS = _ENCODINGS | {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
 class TableWriter:
@@ -37,7 +46,7 @@ class TableWriter:
 
     def __init__(self, path: Path, partition: str, *, compression: str = "zstd") -> None:
         self._path, self._partition = path, partition
-        self._file = open(path, "xb")  # noqa: SIM115 - closed by `close` or `abandon`
+        self._file = open(path, "xb", opener=private_opener)  # noqa: SIM115 - closed by `close` or `abandon`
         self._sink = _Hashing(self._file)
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -143,41 +152,78 @@ def _widest(bounds: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
-def read_table(path: Location) -> Iterator[pa.RecordBatch]:
-    """The rows of a file in their order, in batches of some MiB; every page against its checksum. Raises Corrupted,
-    OSError."""
+def read_table(stored: Stored) -> Iterator[pa.RecordBatch]:
+    """Read the rows of a file in their order, in batches of some MiB, with the checksum of every page. What the file
+    says of its sizes is checked before any row is read, so that memory is bounded. Raises Corrupted, OSError."""
+    path = stored.path
     try:
-        with (
-            open_file(path) as source,
-            pq.ParquetFile(source, page_checksum_verification=True, memory_map=False) as file,
-        ):
-            if file.schema_arrow != SCHEMA:
-                raise Corrupted(f"{path} has other columns than a snapshot's")
-            for group in range(file.num_row_groups):
-                found = file.metadata.row_group(group)
-                each = max(1, found.total_byte_size // max(1, found.num_rows))
-                rows = max(1, BATCH_BYTES // each)
-                yield from file.iter_batches(batch_size=rows, row_groups=[group])
+        with stored.open() as source:
+            footer = pq.read_metadata(source)
+            _check_footer(stored, footer)
+            with pq.ParquetFile(
+                source,
+                metadata=footer,
+                read_dictionary=["partition"],
+                page_checksum_verification=True,
+                memory_map=False,
+            ) as file:
+                for group in range(footer.num_row_groups):
+                    found = footer.row_group(group)
+                    check_pages(source, found, str(path), bytes_max=READ_GROUP_BYTES_MAX, with_dictionary="partition")
+                    each = max(1, found.total_byte_size // max(1, found.num_rows))
+                    rows = min(BATCH_ROWS_MAX, max(1, BATCH_BYTES // each))
+                    for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
+                        yield _as_written(stored, batch)
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise Corrupted(f"{path} is missing") from None
         if isinstance(error, OSError) and error.errno:
             raise  # the system's, which says nothing about the bytes; Arrow's own have no number
         raise Corrupted(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
 
-def sha256_of(path: Location) -> tuple[int, str]:
-    """Size and checksum of a file. Raises OSError."""
-    digest, size = hashlib.sha256(), 0
-    with open_file(path) as file:
+def _check_footer(stored: Stored, footer: Any) -> None:
+    """Raises Corrupted for a file that `TableWriter` cannot have written: one that would take more memory than its
+    sizes say because values are shared (a dictionary, common prefixes), or whose row groups are too large."""
+    path = stored.path
+    if not footer.schema.to_arrow_schema().equals(SCHEMA):
+        raise Corrupted(f"{path} has other columns than a snapshot's")
+    if footer.num_rows != stored.file.rows:
+        raise Corrupted(f"{path} has {footer.num_rows} rows, the manifest says {stored.file.rows}")
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        columns = [group.column(each) for each in range(group.num_columns)]
+        size = max(group.total_byte_size, sum(each.total_uncompressed_size for each in columns))
+        if size > READ_GROUP_BYTES_MAX or group.num_rows > READ_GROUP_ROWS_MAX:
+            raise Corrupted(
+                f"{path}: expected row groups of at most {READ_GROUP_BYTES_MAX} bytes and {READ_GROUP_ROWS_MAX} rows, "
+                f"got {size} bytes and {group.num_rows} rows"
+            )
+        for column in columns:
+            allowed = _DICTIONARY_ENCODINGS if column.path_in_schema == "partition" else _ENCODINGS
+            if others := set(column.encodings) - allowed:
+                raise Corrupted(
+                    f"{path}: expected the encodings {', '.join(sorted(allowed))} in column {column.path_in_schema}, "
+                    f"got {', '.join(sorted(others))}"
+                )
+
+
+def _as_written(stored: Stored, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with the names of partitions as strings. They are read as a dictionary, because few bytes of a file
+    can stand for a long name in every row. Raises Corrupted for a batch that is larger than its file said."""
+    names = batch["partition"].dictionary
+    longest = pc.max(pc.binary_length(names)).as_py() or 0
+    if longest > NAME_BYTES_MAX or batch.nbytes > READ_GROUP_BYTES_MAX:
+        raise Corrupted(f"{stored.path}: its rows are larger than its footer says")
+    columns = [batch[each].cast(pa.string()) if each == "partition" else batch[each] for each in SCHEMA.names]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def sha256_of(stored: Stored) -> str:
+    """Return the checksum of a file. Raises Corrupted as `Stored.open` does, OSError."""
+    digest = hashlib.sha256()
+    with stored.open() as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
-
-
-def open_file(path: Location) -> BinaryIO:
-    return path.open() if isinstance(path, RemotePath) else open(path, "rb")
+    return digest.hexdigest()
 
 
 def columns_of(

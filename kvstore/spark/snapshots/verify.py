@@ -16,9 +16,11 @@ import pyarrow.compute as pc
 from kvstore.errors import Corrupted
 from kvstore.ring.hashing import token_of
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
-from kvstore.spark.snapshots.remote import Location, RemotePath
+from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.stored import Stored
 from kvstore.spark.snapshots.table import read_table, sha256_of
+from kvstore.spark.snapshots.usable import stored_files
 
 THREADS = 2
 
@@ -65,22 +67,17 @@ def _file_problems(
     store: SnapshotStore, manifest: Manifest, file: DataFile, done: Callable[[int], None]
 ) -> tuple[list[str], tuple[int, int] | None]:
     """Find the flaws of a file, and from where to where its rows go."""
-    path = store.folder(manifest.id) / file.path
+    stored = Stored(store.folder(manifest.id) / file.path, file)
     try:
-        size, digest = sha256_of(path)
-        if size != file.size_bytes:
-            return [f"has {size} bytes, the manifest says {file.size_bytes}"], None
-        if digest != file.sha256:
+        if sha256_of(stored) != file.sha256:
             return ["its checksum is not the manifest's: it was changed or is damaged"], None
         check = _Check(file, manifest.places()[file.partition], manifest.kind)
-        for batch in read_table(path):
+        for batch in read_table(stored):
             check.add(batch)
             done(batch.num_rows)
         return check.problems(), check.span
-    except FileNotFoundError:
-        return ["is missing"], None
     except Corrupted as error:
-        return [str(error)], None
+        return [str(error).removeprefix(str(stored.path)).removeprefix(":").strip()], None
 
 
 class _Check:
@@ -155,34 +152,9 @@ class _Check:
 
 def check_files(store: SnapshotStore, chain: Sequence[Manifest], done: Callable[[int], None]) -> None:
     """Every file against its checksum; quick. `done` is told of each. Raises Corrupted."""
-    files = [store.folder(manifest.id) / file.path for manifest in chain for file in manifest.files]
-    wanted = [file.sha256 for manifest in chain for file in manifest.files]
+    files = [stored for manifest in chain for stored in stored_files(store, manifest)]
     with ThreadPoolExecutor(THREADS, "verify") as threads:
-        for path, found, digest in zip(files, threads.map(_sum_of, files), wanted, strict=True):
-            if found != digest:
-                raise Corrupted(f"{path} is damaged: its checksum is not the manifest's; take it from a copy")
+        for stored, found in zip(files, threads.map(sha256_of, files), strict=True):
+            if found != stored.file.sha256:
+                raise Corrupted(f"{stored.path} is damaged: its checksum is not the manifest's; take it from a copy")
             done(1)
-
-
-def _sum_of(path: Location) -> str:
-    try:
-        return sha256_of(path)[1]
-    except FileNotFoundError:
-        raise Corrupted(f"{path} is missing: take it from a copy") from None
-
-
-def parquet_paths(store: SnapshotStore, manifest: Manifest) -> list[Location]:
-    """The files of a snapshot. Raises Corrupted for one that is missing or has another size."""
-    found = []
-    for file in manifest.files:
-        path = store.folder(manifest.id) / file.path
-        try:
-            size = path.size() if isinstance(path, RemotePath) else path.stat().st_size
-        except FileNotFoundError:
-            raise Corrupted(
-                f"{path} is missing: take the file from a copy; `snapshot verify` tells what else"
-            ) from None
-        if size != file.size_bytes:
-            raise Corrupted(f"{path} has {size} bytes, the manifest says {file.size_bytes}: take it from a copy")
-        found.append(path)
-    return found

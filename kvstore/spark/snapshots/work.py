@@ -14,6 +14,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kvstore.env.files.private import FOLDER_MODE
 from kvstore.errors import Corrupted, StoreError
 from kvstore.meta import codec
 from kvstore.spark.snapshots import manifest as manifests
@@ -21,6 +22,7 @@ from kvstore.spark.snapshots.directory import write_durably
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
 from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.store import WORK, Lock, SnapshotStore
+from kvstore.spark.snapshots.stored import Stored, read_document
 from kvstore.spark.snapshots.table import sha256_of
 
 log = logging.getLogger(__name__)
@@ -76,7 +78,8 @@ class Work:
         work = cls(store, store.work(plan.id))
         try:
             if not isinstance(work.attempts, RemotePath):
-                work.attempts.mkdir(parents=True)
+                work.attempts.parent.mkdir(mode=FOLDER_MODE, parents=True)
+                work.attempts.mkdir(mode=FOLDER_MODE)
             work._lock = store.lock_or_none(work.folder)
             if work._lock is None:  # a driver that began just now took the folder for what a killed one has left
                 raise BlockingIOError(errno.EAGAIN, "another snapshot is being begun here, try again", str(work.folder))
@@ -95,7 +98,8 @@ class Work:
     def plan_or_none(self) -> Plan | None:
         """None if the driver was killed before it had written one."""
         try:
-            return codec.decode(Plan, (self.folder / PLAN).read_bytes(), what=str(self.folder / PLAN))
+            found = read_document(self.folder / PLAN, levels=2)
+            return codec.decode(Plan, found, what=str(self.folder / PLAN))
         except (FileNotFoundError, Corrupted):
             return None
 
@@ -135,9 +139,9 @@ class Work:
     def _is_whole(self, piece: str, file: DataFile) -> bool:
         for path in (self.attempts / file.path, self._store.place_of(self.snapshot, piece, file)):
             try:
-                if sha256_of(path) == (file.size_bytes, file.sha256):
+                if sha256_of(Stored(path, file)) == file.sha256:
                     return True
-            except FileNotFoundError:
+            except Corrupted:
                 continue
         return False
 
@@ -208,6 +212,6 @@ def note_of(file: DataFile) -> bytes:
 
 def _noted_or_none(path: Location) -> DataFile | None:
     try:
-        return codec.decode(DataFile, path.read_bytes(), what=str(path))
+        return codec.decode(DataFile, read_document(path, levels=3), what=str(path))
     except (FileNotFoundError, Corrupted):
         return None

@@ -32,11 +32,12 @@ from kvstore.client import Client
 from kvstore.devcluster import authority
 from kvstore.devcluster.authority import Authority
 from kvstore.devcluster.local import secure_folder
-from kvstore.devcluster.private_files import write_private
 from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
+from kvstore.env.files.private import write_private
 from kvstore.errors import StoreError
 from kvstore.meta.connect import connect
 from kvstore.meta.tables.access import AccessStore
+from kvstore.proto import bookkeeper as wire
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import Done, kvstore
 from tests.source import ROOT
@@ -47,8 +48,12 @@ pytestmark = [pytest.mark.cluster]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("up secure"), secure=True) as started:
-        yield started
+    umask = os.umask(0)  # `up` must make its files private by itself
+    try:
+        with running_cluster(tmp_path_factory.mktemp("up secure"), secure=True) as started:
+            yield started
+    finally:
+        os.umask(umask)
 
 
 def folder_of(cluster: Cluster) -> SecureFolder:
@@ -146,9 +151,24 @@ def test_commands_on_its_folder_work_and_say_what_they_lack_without_the_files(cl
         assert "client.env" in without.stderr, without.stderr
 
 
-def test_every_file_is_its_owners_alone(cluster: Cluster) -> None:
-    for path in folder_of(cluster).path.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+def test_up_keeps_every_file_from_other_accounts(cluster: Cluster) -> None:
+    found = {path: path.lstat().st_mode for path in cluster.local.data_dir.rglob("*")}
+    readable = [f"{stat.S_IMODE(mode):04o} {path}" for path, mode in found.items() if stat.S_IMODE(mode) & 0o077]
+    assert readable == []
+    names = {path.name for path in found}
+    assert {"snapshot.0", "log.1", "n1.audit.jsonl", "LOCK", "client.pem", "cluster.json"} <= names
+
+
+def test_bookies_accept_the_tools_certificate_and_no_clients(cluster: Cluster) -> None:
+    ledger = int(json.loads(on(cluster, "ledger", "list", "--json").stdout)[0]["id"])
+    folder = folder_of(cluster)
+    answers = {}
+    for name in ("client.pem", "bookie-tools.pem", "n2.pem"):
+        context = ssl.create_default_context(cafile=str(folder.ca))
+        context.load_cert_chain(folder.path / name)
+        asked = wire.encode_read(1, ledger, wire.LAST_ENTRY)
+        answers[name] = {heard(cluster.address(node, "bookie"), context, asked) != b"" for node in ("n1", "n2", "n3")}
+    assert answers == {"client.pem": {False}, "bookie-tools.pem": {True}, "n2.pem": {True}}
 
 
 def verified(cluster: Cluster, node: str = "n1", **options: str) -> redis.Redis:
@@ -171,14 +191,14 @@ def test_no_door_takes_what_is_not_tls_or_has_no_certificate(cluster: Cluster) -
         assert heard(cluster.address("n1", door), ssl.create_default_context(cafile=str(folder.ca))) == b"", door
 
 
-def heard(address: tuple[str, int], context: ssl.SSLContext) -> bytes:
-    """What a door says to who trusts it and shows no certificate."""
+def heard(address: tuple[str, int], context: ssl.SSLContext, said: bytes = b"*1\r\n$4\r\nPING\r\n") -> bytes:
+    """Return what a listener answers; nothing if it closes the connection."""
     with (
         suppress(OSError),
         socket.create_connection(address, timeout=10) as plain,
         context.wrap_socket(plain, server_hostname=address[0]) as connection,
     ):
-        connection.sendall(b"*1\r\n$4\r\nPING\r\n")
+        connection.sendall(said)
         return connection.recv(100)
     return b""
 

@@ -31,6 +31,7 @@ from kvstore.spark.snapshots.planning import Wanted
 from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Tables
+from kvstore.spark.snapshots.usable import stored_files
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
 from tests.waiting import PATIENCE_S, wait_until_blocking
@@ -89,7 +90,7 @@ def take(
 
 
 def rows_of(store: DirectoryStore, manifest: Manifest) -> list[dict[str, Any]]:
-    batches = [batch for path in verify.parquet_paths(store, manifest) for batch in read_table(path)]
+    batches = [batch for stored in stored_files(store, manifest) for batch in read_table(stored)]
     rows: list[dict[str, Any]] = pa.Table.from_batches(batches, SCHEMA).to_pylist()
     return rows
 

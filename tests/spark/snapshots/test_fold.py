@@ -4,6 +4,7 @@ and by this process alone."""
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.errors import StoreError
 from kvstore.spark.snapshots import chains, here
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
@@ -156,3 +158,18 @@ def test_an_expiry_counts_as_content_and_a_version_if_it_is_asked_for(tables: Ta
     old, new = (tables.folded(store, [store.load(name)], Cut()) for name in "ab")
     assert tables.differences(old, new, CONTENT, 5).examples == ((keys[0], "changed"),)
     assert tables.differences(old, new, EXACT, 5).examples == ((keys[0], "changed"), (keys[1], "changed"))
+
+
+def test_rows_are_refused_when_their_file_becomes_a_link_after_the_check(tables: Tables[Any], tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "snapshots")
+    manifest = full(store, "a", LOG)
+    table = tables.folded(store, [manifest], Cut())
+    path = store.folder("a") / manifest.files[0].path
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+
+    def count(batches: Iterator[Any]) -> dict[str, int]:
+        return {"rows": sum(batch.num_rows for batch in batches)}
+
+    with pytest.raises(StoreError, match="expected a regular file, got a symbolic link"):
+        tables.work_through(table, ("key",), count, ("rows",))

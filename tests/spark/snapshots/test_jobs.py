@@ -33,6 +33,7 @@ from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.planning import Wanted, plan_snapshot
 from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.runners import ThreadRunner
+from kvstore.spark.snapshots.stored import Stored
 from kvstore.spark.snapshots.table import TableWriter, read_table
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
@@ -153,7 +154,7 @@ def test_every_attempt_at_a_piece_has_the_same_rows(cluster: Cluster, client: Cl
         with writing(cluster):
             files = [tasks.write_piece(job, piece) for _ in range(2)]
         assert files[0].path != files[1].path
-        tables = [pa.Table.from_batches(read_table(work.attempts / file.path)) for file in files]
+        tables = [pa.Table.from_batches(read_table(Stored(work.attempts / file.path, file))) for file in files]
         assert tables[0] == tables[1]
         assert tables[0].num_rows > 0
     finally:

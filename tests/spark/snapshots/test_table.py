@@ -1,7 +1,9 @@
 """Rows into Parquet and back, in bounded memory, with every page checked."""
 
 import hashlib
+import io
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 from kvstore.client.pinned.arrow import SCHEMA
 from kvstore.errors import Corrupted
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
-from kvstore.spark.snapshots import table
+from kvstore.spark.snapshots import pages, table
+from kvstore.spark.snapshots.manifest import DataFile
+from kvstore.spark.snapshots.stored import Stored
 from kvstore.spark.snapshots.table import TableWriter, columns_of, read_table, sha256_of
 
 rows = st.lists(
@@ -43,7 +47,7 @@ def test_what_is_written_is_read_and_described(tmp_path_factory: pytest.TempPath
         writer.write(batch(part))
     file = writer.close("data/x.parquet")
     every = [row for part in parts for row in part]
-    read = pa.Table.from_batches(read_table(path), SCHEMA)
+    read = pa.Table.from_batches(read_table(Stored(path, file)), SCHEMA)
     assert read == pa.Table.from_batches([batch(every)], SCHEMA)
     assert (file.rows, file.deletes) == (len(every), sum(row[1] is None for row in every))
     assert (file.min_key, file.max_key) == (
@@ -53,7 +57,8 @@ def test_what_is_written_is_read_and_described(tmp_path_factory: pytest.TempPath
         (min(row[2] for row in every), max(row[2] for row in every)) if every else (0, 0)
     )
     data = path.read_bytes()
-    assert (file.size_bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest()) == sha256_of(path)
+    assert (file.size_bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert sha256_of(Stored(path, file)) == file.sha256
 
 
 def test_an_expiry_is_none_or_a_moment_and_one_beyond_timestamps_lies_far_ahead() -> None:
@@ -83,12 +88,14 @@ def test_large_values_stay_in_small_groups(tmp_path: Path) -> None:
     writer = TableWriter(tmp_path / "x.parquet", "p1")
     for number in range(40):
         writer.write(batch([(b"%d" % number, bytes(1 << 20), number + 1, 1, 1, 0)]))
-    writer.close("x")
+    file = writer.close("x")
     groups = pq.ParquetFile(tmp_path / "x.parquet").metadata
     sizes = [groups.row_group(each).total_byte_size for each in range(groups.num_row_groups)]
     assert max(groups.row_group(each).num_rows for each in range(groups.num_row_groups)) <= 17
     assert len(sizes) >= 3
-    assert max(each.nbytes for each in read_table(tmp_path / "x.parquet")) <= table.GROUP_BYTES + (2 << 20)
+    assert max(each.nbytes for each in read_table(Stored(tmp_path / "x.parquet", file))) <= table.GROUP_BYTES + (
+        2 << 20
+    )
 
 
 def test_many_small_rows_stay_in_groups_of_a_bounded_number(tmp_path: Path) -> None:
@@ -105,18 +112,102 @@ def test_a_damaged_page_is_found_by_its_checksum(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     writer = TableWriter(path, "p1", compression="none")
     writer.write(batch([(b"key", b"needle" * 10, 1, 1, 1, 0)]))
-    writer.close("x")
+    file = writer.close("x")
     data = path.read_bytes()
     assert data.count(b"needle" * 10) == 1
     path.write_bytes(data.replace(b"needle" * 10, b"noodle" * 10))
     with pytest.raises(Corrupted, match=r"damaged: .*(CRC|checksum)"):
-        list(read_table(path))
+        list(read_table(Stored(path, file)))
 
 
 def test_other_columns_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
     with pytest.raises(Corrupted, match="other columns"):
-        list(read_table(tmp_path / "x.parquet"))
+        list(read_table(stored_as_told(tmp_path / "x.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"use_dictionary": ["partition", "value"]}, "expected the encodings .* in column value, got .*DICTIONARY"),
+        (
+            {"use_dictionary": ["partition"], "column_encoding": {"value": "DELTA_BYTE_ARRAY"}},
+            "in column value, got DELTA_BYTE_ARRAY",
+        ),
+        ({"use_dictionary": ["partition"]}, "expected row groups of at most 67108864 bytes .*, got 104[0-9]* bytes"),
+    ],
+)
+def test_row_group_is_refused_when_its_rows_would_take_more_memory_than_ours(
+    tmp_path: Path, options: dict, reason: str
+) -> None:
+    path = tmp_path / "x.parquet"
+    made = batch([(b"%d" % number, bytes(1 << 20), number + 1, 1, 1, 0) for number in range(100)])
+    pq.write_table(pa.Table.from_batches([made]), path, compression="zstd", **options)
+    assert path.stat().st_size < 1 << 20
+    before = pa.total_allocated_bytes()
+    with pytest.raises(Corrupted, match=reason):
+        list(read_table(stored_as_told(path)))
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dictionary": ["partition", "value"]},
+        {"use_dictionary": ["partition"], "column_encoding": {"value": "DELTA_BYTE_ARRAY"}},
+        {"use_dictionary": ["partition"]},
+        {"use_dictionary": ["partition"], "data_page_version": "2.0"},
+    ],
+)
+def test_pages_are_refused_by_their_own_headers_when_the_footer_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict
+) -> None:
+    """As with a footer that somebody has changed: here nobody looks at it."""
+    path = tmp_path / "x.parquet"
+    made = batch([(b"%d" % number, bytes(1 << 20), number + 1, 1, 1, 0) for number in range(100)])
+    pq.write_table(pa.Table.from_batches([made]), path, compression="zstd", **options)
+    monkeypatch.setattr(table, "_check_footer", lambda *_: None)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(Corrupted, match=r"expected (plain pages in column|row groups of at most 67108864 bytes)"):
+        list(read_table(stored_as_told(path)))
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_header_of_a_page_is_read_or_refused_whatever_its_bytes(data: bytes) -> None:
+    with suppress(Corrupted):
+        pages._header_at(io.BytesIO(data), 0, "x")
+
+
+def test_long_name_of_a_partition_is_not_repeated_in_every_row(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    made = columns_of("p" * (1 << 20), [b"k"] * 8, [b"v"] * 8, [1] * 8, [1] * 8, [1] * 8, [0] * 8)
+    pq.write_table(pa.Table.from_batches([made]), path, compression="zstd", use_dictionary=["partition"])
+    with pytest.raises(Corrupted, match="larger than its footer says"):
+        list(read_table(stored_as_told(path)))
+
+
+def stored_as_told(path: Path) -> Stored:
+    """The file with a manifest's entry that agrees with it, as somebody who changes both would write it."""
+    with pq.ParquetFile(path) as file:
+        rows = file.metadata.num_rows
+    data = path.read_bytes()
+    return Stored(
+        path,
+        DataFile(
+            path="data/x.parquet",
+            partition="p1",
+            rows=rows,
+            deletes=0,
+            size_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            min_key=b"",
+            max_key=b"",
+            min_version=1,
+            max_version=1,
+        ),
+    )
 
 
 def test_an_attempt_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:

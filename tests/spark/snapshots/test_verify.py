@@ -11,6 +11,7 @@ from kvstore.errors import Corrupted
 from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
+from kvstore.spark.snapshots.usable import stored_files
 from tests.spark.snapshots.made import Change, file_of, full, incremental, some_log
 
 LOG = some_log(300)
@@ -63,12 +64,12 @@ def test_a_missing_file_and_a_stranger_are_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     os.rename(store.folder("a") / "data/p1-00000.parquet", store.folder("a") / "data/p1-00001.parquet")
     assert found(store, manifest) == [
-        "a/data/p1-00000.parquet is missing",
+        "a/data/p1-00000.parquet is missing; take the file from a copy",
         "a/data/p1-00001.parquet is not in the manifest",
     ]
     for check in (
         lambda: verify.check_files(store, [manifest], lambda _: None),
-        lambda: verify.parquet_paths(store, manifest),
+        lambda: stored_files(store, manifest),
     ):
         with pytest.raises(Corrupted, match="is missing"):
             check()
@@ -79,7 +80,9 @@ def test_a_shortened_file_is_found(store: DirectoryStore) -> None:
     path = store.folder("a") / manifest.files[0].path
     size = path.stat().st_size
     os.truncate(path, size - 1)
-    assert found(store, manifest) == [f"a/{manifest.files[0].path} has {size - 1} bytes, the manifest says {size}"]
+    assert found(store, manifest) == [
+        f"a/{manifest.files[0].path} has {size - 1} bytes, the manifest says {size}; take the file from a copy"
+    ]
 
 
 def test_a_record_of_another_partition_is_found(store: DirectoryStore) -> None:
@@ -121,4 +124,7 @@ def test_a_manifest_that_lies_about_rows_is_found(store: DirectoryStore) -> None
     lying = replace(manifest, files=(file, *manifest.files[1:]), rows=manifest.rows + 1)
     (store.folder("a") / NAME).write_bytes(encode(lying))
     (told,) = found(store, store.load("a"))
+    assert re.search(r"has \d+ rows, the manifest says \d+", told)
+    deletes = replace(manifest.files[0], deletes=1)
+    (told,) = found(store, replace(manifest, files=(deletes, *manifest.files[1:])))
     assert re.search(r"has \d+ rows, 0 of them deletes; the manifest says \d+ and 1", told)

@@ -1,0 +1,118 @@
+"""The one way to open a snapshot's files, which other programs and accounts may have changed.
+
+Everything that reads a snapshot (verify, restore, list, prune, diff, delta, Spark's tasks) opens its files here. On a
+disk no name below the directory of snapshots may be a symbolic link, and a file must be a regular one, so that a
+snapshot holds its own bytes and no read leaves the directory or waits for a pipe. Sizes are checked before bytes are
+read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from errno import ELOOP, ENOTDIR
+from pathlib import Path
+from typing import BinaryIO
+
+from kvstore.errors import Corrupted
+from kvstore.spark.snapshots.manifest import DataFile
+from kvstore.spark.snapshots.remote import Location, RemotePath
+
+DOCUMENT_BYTES_MAX = 256 << 20
+"""Bytes of a manifest: it names some 500,000 files then."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A data file of a snapshot where it is stored, with what the manifest says of it. It is sent to Spark's tasks."""
+
+    path: Location
+    file: DataFile
+
+    def open(self) -> BinaryIO:
+        """Raises Corrupted if the file is missing, has another size, or is not a regular file; OSError."""
+        try:
+            if isinstance(self.path, RemotePath):
+                self._check_size(self.path.size())
+                return self.path.open()
+            found = open_regular(self.path, levels=3)
+        except FileNotFoundError:
+            raise Corrupted(f"{self.path} is missing; take the file from a copy") from None
+        try:
+            self._check_size(os.fstat(found.fileno()).st_size)
+        except Corrupted:
+            found.close()
+            raise
+        return found
+
+    def check(self) -> None:
+        """Raises what `open` raises. Reads no byte of the file."""
+        if not isinstance(self.path, RemotePath):
+            self.open().close()
+            return
+        try:
+            self._check_size(self.path.size())
+        except FileNotFoundError:
+            raise Corrupted(f"{self.path} is missing; take the file from a copy") from None
+
+    def _check_size(self, size: int) -> None:
+        if size != self.file.size_bytes:
+            raise Corrupted(
+                f"{self.path} has {size} bytes, the manifest says {self.file.size_bytes}; take the file from a copy"
+            )
+
+
+def open_regular(path: Location, *, levels: int) -> BinaryIO:
+    """Open a file. On a disk the last `levels` names of the path must not be symbolic links. Raises Corrupted if they
+    are, or if this is no regular file; OSError."""
+    if isinstance(path, RemotePath):
+        return path.open()
+    handle = os.open(path.parents[levels - 1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    names = path.parts[-levels:]
+    try:
+        for number, name in enumerate(names, 1):
+            below = os.open(name, _FILE if number == levels else _FOLDER, dir_fd=handle)
+            os.close(handle)
+            handle = below
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise _irregular(path)
+        return os.fdopen(handle, "rb")
+    except OSError as error:
+        os.close(handle)
+        if error.errno in (ELOOP, ENOTDIR):
+            raise _irregular(path) from None
+        raise type(error)(error.errno, error.strerror, str(path)) from None
+    except Corrupted:
+        os.close(handle)
+        raise
+
+
+def read_document(path: Location, *, levels: int) -> bytes:
+    """Return the content of a manifest or another document. Raises Corrupted as `open_regular` does, and for one that
+    is too large; OSError."""
+    if isinstance(path, RemotePath):
+        size = path.size()
+        if size <= DOCUMENT_BYTES_MAX:
+            return path.read_bytes()
+    else:
+        with open_regular(path, levels=levels) as file:
+            data = file.read(DOCUMENT_BYTES_MAX + 1)
+        if len(data) <= DOCUMENT_BYTES_MAX:
+            return data
+        size = len(data)
+    raise Corrupted(f"{path}: expected at most {DOCUMENT_BYTES_MAX} bytes, got {size} or more")
+
+
+def _irregular(path: Path) -> Corrupted:
+    """The error for a file that is not one: it names the part of the path that is at fault, if that can be told."""
+    for part in (*reversed(path.parents), path):
+        with suppress(OSError):
+            if stat.S_ISLNK(os.lstat(part).st_mode):
+                return Corrupted(
+                    f"{path}: expected a regular file, got a symbolic link at {part}; take the file from a copy"
+                )
+    return Corrupted(f"{path}: expected a regular file, got another kind of file; take the file from a copy")
