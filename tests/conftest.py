@@ -5,6 +5,8 @@ import logging
 import os
 import resource
 import signal
+import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -215,7 +217,9 @@ def seed(request: pytest.FixtureRequest) -> int:
 def loggers() -> Iterator[None]:
     """Leaves the loggers as they were: a log that is set up is the whole process's, and so all later tests'."""
     before = {each: (each.handlers[:], each.level, each.propagate) for each in all_loggers()}
+    hooks = sys.unraisablehook, threading.excepthook
     yield
+    sys.unraisablehook, threading.excepthook = hooks
     logging.captureWarnings(False)
     for logger in all_loggers():
         handlers, level, propagate = before.get(logger, ([], logging.NOTSET, True))

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -26,6 +27,8 @@ from kvstore.env.logs.writer import LogWriter, QueuedHandler, RotatedFile, Stand
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
+
+log = logging.getLogger(__name__)
 
 OWN = "kvstore"
 LOUD = ("kazoo",)
@@ -126,7 +129,8 @@ class Output:
 
 def open_log(config: LogOutput, *, process: str, directory: Path | None = None) -> Output:
     """Have this process write its log: to `<directory>/<process>.log`, which is rotated, else to standard error. A JSON
-    line names the process. Raises OSError."""
+    line names the process. Exceptions that nobody catches, of finalizers and threads, are logged, too. Raises
+    OSError."""
     writer = LogWriter()
     if directory is not None:
         directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -143,7 +147,27 @@ def open_log(config: LogOutput, *, process: str, directory: Path | None = None) 
         logging.getLogger(name).setLevel(logging.WARNING)
     output.audit = QueuedAuditLines(writer, handler if directory is None else _audit_file(writer, directory, process))
     logging.captureWarnings(True)
+    sys.unraisablehook, threading.excepthook = _log_ignored, _log_uncaught
     return output
+
+
+def _log_ignored(ignored: sys.UnraisableHookArgs) -> None:
+    """Log an exception of a finalizer. Python would write it to standard error, on the event loop's thread perhaps, and
+    wait for whoever reads that."""
+    log.error("an exception is ignored: %s %r", ignored.err_msg or "in", ignored.object, exc_info=_raised(ignored))
+
+
+def _log_uncaught(uncaught: threading.ExceptHookArgs) -> None:
+    """Log the exception that ended a thread."""
+    if uncaught.exc_type is not SystemExit:
+        log.error("thread %r was ended by an exception", uncaught.thread, exc_info=_raised(uncaught))
+
+
+def _raised(
+    args: sys.UnraisableHookArgs | threading.ExceptHookArgs,
+) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
+    """Return what a log line takes as the exception, or None if Python does not say."""
+    return None if args.exc_value is None else (args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def formatter(format: LogFormat, process: str) -> logging.Formatter:

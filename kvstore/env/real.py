@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from random import SystemRandom
@@ -99,6 +100,14 @@ def end_process(message: str) -> NoReturn:
     logger.critical("fatal: %s", message)
     logging.shutdown()
     os._exit(EXIT_FATAL)
+
+
+def end_within(seconds: float) -> None:
+    """End this process after `seconds` if it has not ended by itself. What a process does last may block for ever: it
+    prints its error, and nobody reads standard error; it joins a thread whose disk hangs."""
+    timer = threading.Timer(seconds, os._exit, (EXIT_FATAL,))
+    timer.daemon = True
+    timer.start()
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

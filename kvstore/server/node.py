@@ -30,7 +30,7 @@ from kvstore.env.liveness.port import Liveness
 from kvstore.env.liveness.watchdog import Watchdog
 from kvstore.env.log_output import Output, open_log
 from kvstore.env.ports import Env, Nursery
-from kvstore.env.real import end_process, real_env, run
+from kvstore.env.real import end_process, end_within, real_env, run
 from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown, StoreError, Unavailable
 from kvstore.meta.bookie_summary import BookieSummary, read_summary
@@ -62,6 +62,8 @@ T = TypeVar("T")
 
 STOP_TIMEOUT_S = 12.0
 """Handing over takes less; what takes longer is ended."""
+END_S = 10.0
+"""From the end of the node to the end of its process at the latest."""
 
 
 def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
@@ -81,6 +83,7 @@ def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
         raise
     finally:
         lock.close()
+        end_within(END_S)
         logging.shutdown()
 
 

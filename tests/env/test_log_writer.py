@@ -211,3 +211,49 @@ def test_process_ends_within_the_flush_limit_when_nobody_reads_its_log() -> None
     assert time.monotonic() - began >= FLUSH_S
     for end in (reader, writer):
         os.close(end)
+
+
+IGNORING = """
+import logging, select, threading, time
+from kvstore.env.log_config import LogOutput
+from kvstore.env.log_output import open_log
+
+class Finalized:
+    def __del__(self):
+        raise ValueError("in a finalizer" + "x" * 8000)
+
+def run():
+    raise ValueError("in a thread" + "x" * 8000)
+
+open_log(LogOutput(), process="test")
+for number in range(LINES):
+    logging.getLogger(f"kvstore.{number}").error("%s", "x" * 1000)
+while LINES and select.select([], [2], [], 0)[1]:
+    time.sleep(0.01)
+Finalized()
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+print("goes on", flush=True)
+"""
+
+
+def test_exception_that_nobody_catches_blocks_no_thread_when_nobody_reads_the_log() -> None:
+    reader, writer = os.pipe()
+    program = IGNORING.replace("LINES", "200")
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writer) as process:
+        try:
+            said, _ = process.communicate(timeout=10 * FLUSH_S)
+        finally:
+            process.kill()
+    assert said == b"goes on\n"
+    for end in (reader, writer):
+        os.close(end)
+
+
+def test_exception_that_nobody_catches_is_logged() -> None:
+    program = IGNORING.replace("LINES", "0")
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "ERROR kvstore.env.log_output an exception is ignored: " in ended.stderr
+    assert "ERROR kvstore.env.log_output thread " in ended.stderr
+    assert ended.stderr.count("ValueError: in a") == 2

@@ -19,7 +19,7 @@ from kvstore.env.dns.names import FOUND_S, NAMES_MAX, STALE_S, THREADS_MAX, Name
 from kvstore.env.transport import TcpTransport
 from tests.env.runners import on_asyncio, on_uvloop
 from tests.env.test_transport import Recorder
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 ABSENT = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -156,6 +156,32 @@ def test_lookups_that_hang_are_bounded(ticking: TickingService) -> None:
     with pytest.raises(NoAnswer, match="lookups of other names do not end"):
         ticking.names.find("another")
     assert ticking.asked["another"] == 0
+
+
+def test_names_that_hang_again_and_again_leave_half_of_the_lookups_to_others() -> None:
+    gates, ahead_s = [threading.Event()], [0.0]
+
+    def lookup(host: str, family: socket.AddressFamily) -> Sequence[str]:
+        if host.startswith("dead"):
+            assert gates[-1].wait(PATIENCE_S)
+            raise AGAIN
+        return ["10.0.0.1"] if family is V4 else []
+
+    def ask_the_dead() -> None:
+        for number in range(THREADS_MAX // 2):
+            with pytest.raises(NoAnswer):
+                made.find(f"dead{number}", 0.01)
+
+    made = Names(lookup, lambda: time.monotonic() + ahead_s[0])
+    ask_the_dead()
+    ahead_s[0] += names.LOOKUP_S
+    gates[-1].set()
+    wait_until_blocking(lambda: not made._running, what="the end of the lookups")
+    gates.append(threading.Event())
+    ahead_s[0] += names.ABSENT_S
+    ask_the_dead()
+    assert made.find("healthy") == ("10.0.0.1",)
+    gates[-1].set()
 
 
 def test_names_that_are_remembered_are_bounded(service: Service) -> None:

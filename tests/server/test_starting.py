@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from kvstore.env.real import EXIT_FATAL
 from kvstore.errors import MetadataUnavailable
 from kvstore.server import node as module
 from kvstore.server.config import NodeConfig
@@ -120,3 +124,40 @@ async def test_a_metadata_store_that_is_there_is_waited_for_no_more_and_closed_a
         store = await _connect(config, TestNursery(), stack, cast("Process", process), asyncio.Event())
         assert (isinstance(store, Store), process.waits_for, closed) == (True, "", [])
     assert closed == [True]
+
+
+FAILING = """
+import logging, select, sys, time
+from pathlib import Path
+from kvstore.server import node
+
+def fails(main):
+    main.close()
+    for number in range(200):
+        logging.getLogger(f"kvstore.{number}").error("%s", "x" * 1000)
+    while select.select([], [2], [], 0)[1]:
+        time.sleep(0.01)
+    raise ValueError("x" * 8000)
+
+node.END_S = 0.5
+node.run = fails
+node.run_node(Path(sys.argv[1]))
+"""
+
+
+def test_node_that_fails_ends_although_nobody_reads_standard_error(tmp_path: Path) -> None:
+    secret, config = tmp_path / "secret", tmp_path / "node.toml"
+    secret.touch(mode=0o600)
+    secret.write_text("0f" * 32, encoding="ascii")
+    config.write_text(
+        f'id = "n1"\nzookeeper = "127.0.0.1:1"\ndata_dir = "{tmp_path}/n1"\nsecret_file = "{secret}"\n',
+        encoding="utf-8",
+    )
+    reader, writer = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", FAILING, str(config)], stderr=writer) as process:
+        try:
+            assert process.wait(timeout=PATIENCE_S) == EXIT_FATAL
+        finally:
+            process.kill()
+    for end in (reader, writer):
+        os.close(end)

@@ -30,7 +30,8 @@ STALE_AFTER_S = 0.2
 FOUND_S, ABSENT_S, STALE_S = 5.0, 1.0, 600.0
 """How long addresses, and the word that there are none, are used without another lookup; how long old addresses are."""
 THREADS_MAX = 16
-"""Lookups at once. The system gives up on a name server after 10 s or so."""
+"""Lookups at once. The system gives up on a name server after 10 s or so. Names whose last lookup was that slow get
+half of them: they must not keep the others from an answer."""
 NAMES_MAX, ADDRESSES_MAX = 1_024, 16
 """Names that are remembered, and addresses of each."""
 FAMILIES = (socket.AF_INET6, socket.AF_INET)
@@ -58,6 +59,9 @@ class _Asked(Struct, eq=False):
     ended_at: float = -1e9
     """When the last lookup ended."""
     is_running: bool = False
+    began_at: float = -1e9
+    is_slow: bool = False
+    """True if the last lookup took LOOKUP_S or more."""
 
     def is_settled(self, now: float) -> bool:
         """True if the last lookup is recent."""
@@ -165,8 +169,9 @@ class Names:
         asked = name.families[family]
         if asked.is_running or asked.is_settled(now):
             return asked
-        if self._running >= THREADS_MAX:
-            asked.failure, asked.ended_at = NoAnswer(f"{THREADS_MAX} lookups of other names do not end"), now
+        most = THREADS_MAX // 2 if asked.is_slow else THREADS_MAX
+        if self._running >= most:
+            asked.failure, asked.ended_at = NoAnswer(f"{most} lookups of other names do not end"), now
             return asked
         work = (name, family, asked, self._lock)
         thread = threading.Thread(target=self._run, args=work, name=f"look up {name.host}", daemon=True)
@@ -176,7 +181,7 @@ class Names:
             asked.failure, asked.ended_at = NoAnswer(str(error)), now
             return asked
         self._running += 1
-        asked.is_running = True
+        asked.is_running, asked.began_at = True, now
         return asked
 
     @staticmethod
@@ -204,6 +209,7 @@ class Names:
             failure = socket.gaierror(socket.EAI_NONAME, str(error))
         with lock:
             asked.is_running, asked.failure, asked.ended_at = False, failure, self._now()
+            asked.is_slow = asked.ended_at - asked.began_at >= LOOKUP_S
             if failure is None:
                 asked.addresses, asked.found_at = tuple(addresses[:ADDRESSES_MAX]), asked.ended_at
             elif asked.is_absent:
