@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from kvstore.meta.memory_tree import ROOT, MemoryTree, Node
+from kvstore.meta.memory_tree import ROOT, MemoryTree, Node, Observer
 from tests.sim.judges.probes import declare, probe
 from tests.sim.trace import Trace
 from tests.sim.world.metadata_link import Connection, Follower
@@ -90,6 +90,7 @@ class SimMetadata:
         self.tree.on_commit = self._committed
         self.followers = [Follower(self, {"/": ROOT}) for _ in range(self.config.followers)]
         self.clients: list[SimStore] = []
+        self.restore_observers: list[Observer] = []
         self._cut: set[str] = set()
         self._last_heard: dict[int, float] = {}
         self._is_ticking = False
@@ -131,7 +132,8 @@ class SimMetadata:
 
     def restore(self, copy: Copy) -> None:
         """Give all members the copy while they are down. Transactions and sessions are numbered on, as by a ZooKeeper
-        that begins a new epoch; sessions made since the copy are unknown. No rule sees that: nobody has written."""
+        that begins a new epoch; sessions made since the copy are unknown. The tree's observers are not called, because
+        nobody has written; those in `restore_observers` are."""
         assert not self.is_up
         self._note("restore")
         before = self.tree._nodes
@@ -139,6 +141,10 @@ class SimMetadata:
         self.tree._nodes, self.tree._sessions = dict(copy.nodes), set(copy.sessions)
         self._last_heard = dict.fromkeys(sorted(copy.sessions), self.loop.time())
         self._committed({path: copy.nodes.get(path) for path in changed})
+        for path in changed:
+            old, new = before.get(path), copy.nodes.get(path)
+            for observer in self.restore_observers:
+                observer(path, old.data if old else None, new.data if new else None)
         for follower in self.followers:
             follower.catch_up()
         for client in self.clients:
