@@ -157,6 +157,11 @@ def is_absent(error: OSError) -> bool:
     return isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno in _numbers("ENOENT", "ENOTDIR")
 
 
+def is_other_kind(error: OSError) -> bool:
+    """Return True if a path names another kind of file than was asked for: a symbolic link, or no folder."""
+    return error.errno in _numbers("ELOOP", "ENOTDIR")
+
+
 def no_room(why: str) -> OSError:
     """Return the error of a write that this store refuses itself, because it would use up a reserve."""
     return ReserveKept(errno.ENOSPC, why)

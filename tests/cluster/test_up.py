@@ -130,7 +130,7 @@ def test_up_starts_again_what_was_stopping(cluster: Cluster) -> None:
     assert "node n2 was stopping, and has ended; starting it" in said
     assert not is_alive(store)
     assert not is_alive(node.pid)
-    assert on(cluster, "status").returncode == 0
+    cluster.wait_until(lambda: on(cluster, "status").returncode == 0, "the cluster is healthy")
 
 
 def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: Cluster) -> None:

@@ -73,8 +73,7 @@ def private_opener(path: str, flags: int) -> int:
 def private_folder(path: Path) -> None:
     """Make a folder of mode 0700 if it is absent. Close an existing one to other accounts if this account owns it; a
     folder of another owner, or one that everybody may write to (sticky), stays as it is. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     found = path.stat()
     if found.st_uid == os.geteuid() and found.st_mode & _OTHERS and not found.st_mode & stat.S_ISVTX:
         path.chmod(FOLDER_MODE)

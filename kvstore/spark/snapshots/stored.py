@@ -12,11 +12,11 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import ELOOP, ENOTDIR
 from pathlib import Path
 from typing import BinaryIO
 
 from kvstore.errors import Corrupted
+from kvstore.os_errors import is_other_kind
 from kvstore.spark.snapshots.manifest import DataFile
 from kvstore.spark.snapshots.remote import Location, RemotePath
 
@@ -83,7 +83,7 @@ def open_regular(path: Location, *, levels: int) -> BinaryIO:
         return os.fdopen(handle, "rb")
     except OSError as error:
         os.close(handle)
-        if error.errno in (ELOOP, ENOTDIR):
+        if is_other_kind(error):
             raise _irregular(path) from None
         raise type(error)(error.errno, error.strerror, str(path)) from None
     except Corrupted:
