@@ -180,6 +180,8 @@ class Witness:
 
     def _place_of_read(self, operation: Operation, floor: int) -> int:
         found = self._find(operation) if operation.is_write else None
+        if found is not None and operation.code is Code.DELETE_RANGE and operation.status is Status.OK:
+            return self._place_of_delete_range(operation, floor)  # noted where its last part began
         if found is not None and operation.request is not None and operation.status is Status.OK:
             # It has changed nothing, and the log says when.
             self._expect_above(operation, found, floor)
