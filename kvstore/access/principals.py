@@ -14,6 +14,9 @@ from enum import StrEnum
 from kvstore.access.changes import AddUser, Change, Found
 from kvstore.errors import InvalidRequest
 
+NAMING = AddUser | Found
+"""Changes that give a user a name."""
+
 
 class Kind(StrEnum):
     """The kinds of principals. Each kind has its own namespace."""
@@ -57,7 +60,7 @@ class ClusterNames:
 
     def check(self, change: Change) -> None:
         """Raise InvalidRequest for a change that gives a user the name of a node or a bookie."""
-        if not isinstance(change, AddUser | Found):
+        if not isinstance(change, NAMING):
             return
         found = self.principal_or_none(change.name)
         if found is not None:
