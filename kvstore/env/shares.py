@@ -17,7 +17,7 @@ from kvstore.env.networks import KnownNetworks
 T = TypeVar("T")
 
 UNKNOWN_SHARE = 8
-"""Unknown networks keep one of so many slots."""
+"""Unknown networks keep one of so many slots, and one at least."""
 
 
 class _Levels(Generic[T]):
@@ -132,4 +132,4 @@ class Shares(Generic[T]):
         """Return True if unknown networks would have more than their share of the slots with so many `more`, or if
         nobody else has a slot."""
         unknown = self._unknown_levels.total + more
-        return unknown * UNKNOWN_SHARE > len(self._places) or not self._known_levels.most
+        return unknown > max(1, len(self._places) // UNKNOWN_SHARE) or not self._known_levels.most

@@ -29,10 +29,11 @@ def test_oldest_occupant_of_the_fullest_network_goes_first() -> None:
 
 
 def test_known_network_goes_last() -> None:
-    shares = shares_of(("k1", "k"), ("k2", "k"), ("a1", "a"), known="k")
+    shares = shares_of(("k1", "k"), ("k2", "k"), ("a1", "a"), ("b1", "b"), known="k")
     assert shares.first_to_go() == "a1"
     shares.discard("a1")
-    assert shares.first_to_go() == "k1"
+    assert shares.first_to_go() == "k1", "the last unknown occupant stays"
+    shares.discard("b1")
     shares.discard("k1")
     shares.discard("k2")
     assert (shares.first_to_go(), len(shares)) == (None, 0)
@@ -48,8 +49,9 @@ def test_newcomer_displaces_only_a_network_that_has_more(newcomer: str, gone: st
     assert shares_of(*places, known="k").displaced_by(newcomer) == gone
 
 
-def test_unknown_newcomer_displaces_no_known_network() -> None:
-    assert shares_of(("k1", "k"), ("k2", "k"), ("k3", "k"), known="k").displaced_by("a") is None
+def test_unknown_newcomer_displaces_no_known_network_when_others_have_the_share() -> None:
+    places = [("k1", "k"), ("k2", "k"), ("k3", "k"), ("b1", "b")]
+    assert shares_of(*places, known="k").displaced_by("a") is None
 
 
 def test_unknown_networks_keep_a_share_of_the_slots() -> None:
