@@ -14,6 +14,9 @@ from enum import StrEnum
 from kvstore.access.changes import AddUser, Change, Found
 from kvstore.errors import InvalidRequest
 
+NAMING = AddUser | Found
+"""Changes that give a user a name."""
+
 
 class Kind(StrEnum):
     """The kinds of principals. Each kind has its own namespace."""
@@ -38,6 +41,8 @@ class ClusterNames:
         self._registered: dict[str, Principal] = {}
         self._shown: dict[str, tuple[Principal, ...]] = {}
         """Names in the certificates of nodes that have proven themselves, by node."""
+        self._shown_by_name: dict[str, Principal] = {}
+        """The same by name: every call with a certificate looks for one."""
 
     def take(self, registered: Mapping[str, Kind]) -> None:
         """Replace the registered names: ids and hosts."""
@@ -46,18 +51,16 @@ class ClusterNames:
     def note_shown(self, node: str, names: Iterable[str]) -> None:
         """Note the common names in the certificate of a node that has proven that it is this node."""
         self._shown[node] = tuple(Principal(Kind.NODE, name) for name in names)
+        self._shown_by_name = {each.name.lower(): each for shown in self._shown.values() for each in shown}
 
     def principal_or_none(self, name: str) -> Principal | None:
         """Return the node or bookie of this name; None if neither has it."""
-        found = self._registered.get(name.lower())
-        if found is not None or not self._shown:
-            return found
-        shown = (each for names in self._shown.values() for each in names)
-        return next((each for each in shown if each.name.lower() == name.lower()), None)
+        name = name.lower()
+        return self._registered.get(name) or self._shown_by_name.get(name)
 
     def check(self, change: Change) -> None:
         """Raise InvalidRequest for a change that gives a user the name of a node or a bookie."""
-        if not isinstance(change, AddUser | Found):
+        if not isinstance(change, NAMING):
             return
         found = self.principal_or_none(change.name)
         if found is not None:

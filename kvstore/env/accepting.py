@@ -253,7 +253,10 @@ class Acceptor:
             raise ConnectionResetError("the connection was displaced")
         turn = _Turn(network, self._loop.create_future())
         self._turns[sock] = turn
-        self._give_turns()
+        if len(self._handshakes) < HANDSHAKES_MAX or self._handshakes.displaced_by(network) is not None:
+            self._give_turns()
+        else:  # those that waited before have no turn either: to look at all of them for each newcomer would be costly
+            self._give_turns_later()
         try:
             await turn.come
         except BaseException:
@@ -261,7 +264,8 @@ class Acceptor:
             raise
 
     def _give_turns(self) -> None:
-        """Begin the handshakes that may begin: first those of known networks, then of networks with the fewest."""
+        """Begin the handshakes that may begin: first those of known networks and of few others, then of networks with
+        the fewest."""
         while self._turns and self._begun < BEGUN_MAX:
             sock = next(iter(self._turns)) if len(self._turns) == 1 else min(self._turns, key=self._order)
             if len(self._handshakes) >= HANDSHAKES_MAX:
@@ -284,8 +288,7 @@ class Acceptor:
         self._give_turns()
 
     def _order(self, sock: socket.socket) -> tuple[bool, int]:
-        network = self._turns[sock].network
-        return network not in self._known, self._handshakes.count(network)
+        return self._handshakes.order_of(self._turns[sock].network)
 
     def _overdue(self) -> socket.socket | None:
         """Return the oldest handshake of the network with the most, if it has had its time."""

@@ -3,7 +3,8 @@
 Every listener and the gRPC server have a fixed number of slots for connections and calls that have not authenticated.
 All of them choose by this class who gives way when the slots run out: the oldest occupant of the network with the most
 slots. A peer with one slot therefore keeps it, however many connections another network opens. Occupants from known
-networks, such as the links of the other nodes, give way only to each other.
+networks, such as the links of the other nodes, give way only to each other, except that one slot in UNKNOWN_SHARE is
+for unknown networks: a client or a health probe that nobody knows yet gets in, whatever a known network holds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from kvstore.env.networks import KnownNetworks
 
 T = TypeVar("T")
 
+UNKNOWN_SHARE = 8
+"""Unknown networks keep one of so many slots, and one at least."""
+
 
 class _Levels(Generic[T]):
     """Networks by their number of occupants. Finding the fullest network takes constant time."""
@@ -24,10 +28,13 @@ class _Levels(Generic[T]):
         self._levels: list[dict[str, None]] = [{}]
         """Index n holds the networks with n occupants; the one that came to the level first is first. Index 0 is
         empty."""
+        self.total = 0
+        """Occupants of all networks."""
 
     def add(self, occupant: T, network: str) -> None:
         occupants = self.of_network.setdefault(network, {})
         occupants[occupant] = None
+        self.total += 1
         count = len(occupants)
         self._levels[count - 1].pop(network, None)
         if count == len(self._levels):
@@ -38,6 +45,7 @@ class _Levels(Generic[T]):
         occupants = self.of_network[network]
         del self._levels[len(occupants)][network]
         del occupants[occupant]
+        self.total -= 1
         if occupants:
             self._levels[len(occupants)][network] = None
         else:
@@ -99,17 +107,29 @@ class Shares(Generic[T]):
     def first_to_go(self) -> T | None:
         """Return the occupant that gives way when there is one too many, which may be the newcomer; None if there is
         no occupant."""
-        for levels in (self._unknown_levels, self._known_levels):
-            if levels.most:
-                return levels.oldest_of_fullest()
-        return None
+        if not self._places:
+            return None
+        levels = self._unknown_levels if self._have_unknown_too_many() else self._known_levels
+        return levels.oldest_of_fullest()
 
     def displaced_by(self, network: str) -> T | None:
         """Return the occupant that gives way to a newcomer from `network`: one of an unknown network if the newcomer's
-        is known, else one of a network that has more slots than the newcomer's even after the swap. None: the newcomer
-        has to wait, or is refused."""
-        is_known = network in self._known
-        if is_known and self._unknown_levels.most:
-            return self._unknown_levels.oldest_of_fullest()
-        levels = self._known_levels if is_known else self._unknown_levels
+        is known and unknown networks have more than their share, else one of a network that has more slots than the
+        newcomer's even after the swap. None: the newcomer has to wait, or is refused."""
+        if network in self._known:
+            if self._unknown_levels.most and self._have_unknown_too_many():
+                return self._unknown_levels.oldest_of_fullest()
+            levels = self._known_levels
+        else:
+            levels = self._unknown_levels if self._have_unknown_too_many(1) else self._known_levels
         return levels.oldest_of_fullest() if levels.most > self.count(network) + 1 else None
+
+    def order_of(self, network: str) -> tuple[bool, int]:
+        """Return the sort key by which newcomers from networks get free slots; the least is first."""
+        return network not in self._known and self._have_unknown_too_many(1), self.count(network)
+
+    def _have_unknown_too_many(self, more: int = 0) -> bool:
+        """Return True if unknown networks would have more than their share of the slots with so many `more`, or if
+        nobody else has a slot."""
+        unknown = self._unknown_levels.total + more
+        return unknown > max(1, len(self._places) // UNKNOWN_SHARE) or not self._known_levels.most

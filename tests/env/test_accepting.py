@@ -17,6 +17,7 @@ import trustme
 
 from kvstore.env import accepting
 from kvstore.env.accepting import files_for_connections
+from kvstore.env.networks import KnownNetworks
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
 from tests.env.runners import on_asyncio, on_uvloop
@@ -31,8 +32,9 @@ on_both = pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
 class Port:
     """A port that echoes, and those who connect to it."""
 
-    def __init__(self, transport: TcpTransport, address: str) -> None:
-        self.transport, self.address = transport, address
+    def __init__(self, transport: TcpTransport, listener: Any) -> None:
+        self.transport, self.address = transport, listener.address
+        self._listener = listener
         self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def connect_idle(self, count: int) -> None:
@@ -46,6 +48,14 @@ class Port:
             return self.transport.statistics()["connections_opening"] == count
 
         await wait_until(opening)
+
+    async def wait_handshakes(self, count: int) -> None:
+        (acceptor,) = self._listener._acceptors
+
+        async def begun() -> bool:
+            return len(acceptor._handshakes) == count
+
+        await wait_until(begun)
 
     async def echoes(self) -> bool:
         """Whether one more client is served."""
@@ -84,10 +94,12 @@ def tls(tmp_path: Path) -> tuple[ssl.SSLContext | None, ssl.SSLContext]:
 
 
 @asynccontextmanager
-async def port(tls: tuple[ssl.SSLContext | None, ssl.SSLContext] | None = None) -> AsyncIterator[Port]:
-    transport = TcpTransport(serving=tls[0], calling=tls[1]) if tls else TcpTransport()
+async def port(
+    tls: tuple[ssl.SSLContext | None, ssl.SSLContext] | None = None, known: KnownNetworks | None = None
+) -> AsyncIterator[Port]:
+    transport = TcpTransport(serving=tls[0], calling=tls[1], known=known) if tls else TcpTransport()
     listener = await transport.listen("127.0.0.1:0", Echo)
-    found = Port(transport, listener.address)
+    found = Port(transport, listener)
     async with asyncio.timeout(DEADLINE_S):
         yield found
     listener.close()
@@ -192,6 +204,7 @@ def test_handshakes_of_one_network_give_way_to_another_network(run: Run, tls: An
             for _ in range(30):
                 stack.callback((await connect_from("127.0.1.1", found.address, hello)).close)
             await found.wait_opening(30)
+            await found.wait_handshakes(10)
             assert found.transport.statistics()["connections_gave_way_total"] == 0, "those of one address wait"
 
             async def has_given_way() -> bool:
@@ -199,6 +212,28 @@ def test_handshakes_of_one_network_give_way_to_another_network(run: Run, tls: An
                 return found.transport.statistics()["connections_gave_way_total"] == 1
 
             await wait_until(has_given_way)  # the first callers may come before all slots are taken
+
+    run(scenario)
+
+
+@on_both
+def test_handshakes_of_a_known_network_keep_no_unknown_client_out(run: Run, tls: Any, monkeypatch: Any) -> None:
+    """Anyone behind the address of a client that has logged in could lock out every client that has not."""
+    monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 10)
+    monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
+    monkeypatch.setattr(accepting, "OPENING_S", 1e9)
+    known = KnownNetworks()
+    known.note("ipv4:127.0.1.1")
+
+    async def scenario() -> None:
+        async with port(tls, known) as found, AsyncExitStack() as stack:
+            host, _, number = found.address.rpartition(":")
+            hello = Begun(tls[1], host, int(number)).hello()
+            for _ in range(30):
+                stack.callback((await connect_from("127.0.1.1", found.address, hello)).close)
+            await found.wait_opening(30)
+            await found.wait_handshakes(10)
+            assert await found.echoes()
 
     run(scenario)
 

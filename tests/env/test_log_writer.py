@@ -183,6 +183,31 @@ def test_rotated_file_keeps_four_full_files_beside_the_current_one(tmp_path: Pat
     assert all((tmp_path / name).stat().st_size <= 100 for name in names)
 
 
+FILLING = """
+import resource, sys
+from pathlib import Path
+from kvstore.env.logs.writer import RotatedFile
+sink = RotatedFile(Path(sys.argv[1]))
+sink.write("before")
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+try:
+    sink.write("x" * 100)
+except OSError as error:
+    print(type(error).__name__)
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+sink.write("after")
+"""
+
+
+def test_file_of_lines_holds_no_part_of_a_line_that_the_disk_did_not_take(tmp_path: Path) -> None:
+    """The next line was appended to the part: neither could be read, and the audit log lacked both."""
+    path = tmp_path / "n1.audit.jsonl"
+    command = [sys.executable, "-c", FILLING, str(path)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "OSError\n"
+    assert path.read_text(encoding="ascii").splitlines() == ["before", "after"]
+
+
 PROGRAM = """
 import sys
 from kvstore.env.log_config import LogOutput

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.env import networks
 from kvstore.env.networks import KnownNetworks, network_of
-from kvstore.env.shares import Shares
+from kvstore.env.shares import UNKNOWN_SHARE, Shares
 
 
 def shares_of(*places: tuple[str, str], known: str = "") -> Shares[str]:
@@ -29,10 +29,11 @@ def test_oldest_occupant_of_the_fullest_network_goes_first() -> None:
 
 
 def test_known_network_goes_last() -> None:
-    shares = shares_of(("k1", "k"), ("k2", "k"), ("a1", "a"), known="k")
+    shares = shares_of(("k1", "k"), ("k2", "k"), ("a1", "a"), ("b1", "b"), known="k")
     assert shares.first_to_go() == "a1"
     shares.discard("a1")
-    assert shares.first_to_go() == "k1"
+    assert shares.first_to_go() == "k1", "the last unknown occupant stays"
+    shares.discard("b1")
     shares.discard("k1")
     shares.discard("k2")
     assert (shares.first_to_go(), len(shares)) == (None, 0)
@@ -48,8 +49,23 @@ def test_newcomer_displaces_only_a_network_that_has_more(newcomer: str, gone: st
     assert shares_of(*places, known="k").displaced_by(newcomer) == gone
 
 
-def test_unknown_newcomer_displaces_no_known_network() -> None:
-    assert shares_of(("k1", "k"), ("k2", "k"), ("k3", "k"), known="k").displaced_by("a") is None
+def test_unknown_newcomer_displaces_no_known_network_when_others_have_the_share() -> None:
+    places = [("k1", "k"), ("k2", "k"), ("k3", "k"), ("b1", "b")]
+    assert shares_of(*places, known="k").displaced_by("a") is None
+
+
+def test_unknown_networks_keep_a_share_of_the_slots() -> None:
+    """A network becomes known by one login, and may then hold as many connections as there are slots."""
+    shares = shares_of(*((f"k{number}", "k") for number in range(UNKNOWN_SHARE)), known="k")
+    assert shares.displaced_by("a") == "k0"
+    assert shares.order_of("a") < shares.order_of("k")
+    shares.add("a1", "a")
+    assert shares.first_to_go() == "k0", "the only unknown occupant does not go"
+    shares.discard("k0")
+    assert shares.displaced_by("b") is None, "the share is taken"
+    assert shares.order_of("k") < shares.order_of("b")
+    shares.add("b1", "b")
+    assert shares.first_to_go() == "a1"
 
 
 def test_occupant_keeps_its_age_when_it_is_added_again() -> None:

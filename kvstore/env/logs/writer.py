@@ -67,7 +67,7 @@ class StandardError:
 
 
 class RotatedFile:
-    """A file that is renamed to `<name>.1` when it is full, up to `<name>.4`."""
+    """A file that is renamed to `<name>.1` when it is full, up to `<name>.4`. It holds whole lines only."""
 
     def __init__(self, path: Path, bytes_max: int = FILE_BYTES_MAX) -> None:
         """Raises OSError if the file cannot be opened for writing."""
@@ -81,10 +81,17 @@ class RotatedFile:
             self._open()
         if self._size and self._size + len(data) > self._bytes_max:
             self._rotate()
-        while data:
-            written = os.write(self._fd, data)
-            self._size += written
-            data = data[written:]
+        begin = self._size
+        try:
+            while data:
+                written = os.write(self._fd, data)
+                self._size += written
+                data = data[written:]
+        except OSError:
+            if self._size > begin:  # the disk took a part; the next line must not be appended to it
+                os.ftruncate(self._fd, begin)
+                self._size = begin
+            raise
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from kvstore.access import AccessTable, Change
-from kvstore.access.principals import ClusterNames, Kind
+from kvstore.access.principals import NAMING, ClusterNames, Kind
 from kvstore.errors import NoSuchNode, UndecodableNode
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.registration import RegistrationClient
@@ -48,12 +48,14 @@ class ClusterNamesReader:
 
 async def change_access(store: MetadataStore, change: Change, known: ClusterNames | None = None) -> AccessTable:
     """Change the access table: every change of every process passes here. `known`: names that the caller has learned
-    in other ways. Raises InvalidRequest, NotThere, MetadataError."""
-    names = ClusterNames()
-    names.take(await ClusterNamesReader(store).read())
-    for each in (names, known):
-        if each is not None:
-            each.check(change)
+    in other ways. Names are read only for a change that gives a user a name: taking rights away depends on nothing else
+    in the metadata store. Raises InvalidRequest, NotThere, MetadataError."""
+    if isinstance(change, NAMING):
+        names = ClusterNames()
+        names.take(await ClusterNamesReader(store).read())
+        for each in (names, known):
+            if each is not None:
+                each.check(change)
     return await AccessStore(store).change(change)
 
 

@@ -34,6 +34,9 @@ FIRST_PAGE_KEYS = 100
 """Keys of the first page of a SCAN that shows only some keys: if it has none of them, the shown keys are few."""
 SEEK_KEYS_MAX = 2_000
 """A SCAN that shows fewer keys than this in all finds them by their prefixes instead of by the ring."""
+SEEKS_MAX = 1_024
+"""Prefixes times partitions beyond which a SCAN does not look for keys by their prefixes: each takes a request, and the
+client of a SCAN waits for all of them."""
 RANGES_MAX = 32
 """Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
 STRIDE = TOKENS >> 12
@@ -114,7 +117,7 @@ async def scan_shown(
             return behind % TOKENS, [key for key in keys if token_of(key) < behind]
         token = after if after is not None and after <= last else last + 1
         pages += 1
-        if pages == 1 and not keys and token < end:
+        if pages == 1 and not keys and token < end and len(spans) * len(rings().owners) <= SEEKS_MAX:
             mine, is_complete = await keys_in(
                 ask, rings, spans, level, keys_max=SEEK_KEYS_MAX, bytes_max=SCAN_BYTES_MAX
             )

@@ -4,6 +4,7 @@ its reader takes its time."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -66,8 +67,9 @@ class Place:
 class _Waiter:
     """A scan that waits for a place."""
 
-    def __init__(self, user: str) -> None:
-        self.user = user
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """Of two, the one with the lower number has waited longer."""
         self.granted = asyncio.Event()
         self.place: Place | None = None
 
@@ -79,8 +81,11 @@ class ScanSlots:
         self._now = now
         self._places: dict[Place, str] = {}
         """The user of each."""
-        self._waiting: dict[_Waiter, None] = {}
-        """The oldest is the first."""
+        self._of_user: Counter[str] = Counter()
+        """Places of each user."""
+        self._waiting: dict[str, dict[_Waiter, None]] = {}
+        """Scans that wait, by user; the oldest of a user is the first."""
+        self._waits = self._waits_begun = 0
 
     @asynccontextmanager
     async def place(self, user: str = "") -> AsyncIterator[Place]:
@@ -90,27 +95,37 @@ class ScanSlots:
         try:
             yield place
         finally:
-            self._places.pop(place, None)
-            self._hand_on()
+            self._give_back(place)
 
     def _has_free(self, user: str) -> bool:
-        of_user = sum(each == user for each in self._places.values()) if user else 0
-        return len(self._places) < SCANS_MAX and of_user < SCANS_OF_USER_MAX
+        return len(self._places) < SCANS_MAX and (not user or self._of_user[user] < SCANS_OF_USER_MAX)
 
     def _taken(self, user: str) -> Place:
         place = Place(self._now, self._places)
         self._places[place] = user
+        self._of_user[user] += 1
         return place
 
+    def _give_back(self, place: Place) -> None:
+        """Free a place, unless another scan has been given it, and let others have it."""
+        user = self._places.pop(place, None)
+        if user is None:
+            return
+        self._of_user[user] -= 1
+        if not self._of_user[user]:
+            del self._of_user[user]
+        self._hand_on()
+
     async def _wait(self, user: str) -> Place:
-        if len(self._waiting) >= WAITING_MAX:
+        if self._waits >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} scans wait for others to end; try again later")
-        deadline, waiter = self._now() + WAIT_S, _Waiter(user)
-        self._waiting[waiter] = None
+        self._waits_begun += 1
+        deadline, waiter = self._now() + WAIT_S, _Waiter(self._waits_begun)
+        self._waiting.setdefault(user, {})[waiter] = None
+        self._waits += 1
         try:
             while True:
                 self._end_slowest(user)
-                self._hand_on()
                 if waiter.place is not None:
                     return waiter.place
                 if self._now() >= deadline:
@@ -118,11 +133,18 @@ class ScanSlots:
                 await wait_within(waiter.granted, LOOK_S)
         except BaseException:
             if waiter.place is not None:  # granted in the moment in which its caller gave up
-                self._places.pop(waiter.place, None)
-                self._hand_on()
+                self._give_back(waiter.place)
             raise
         finally:
-            self._waiting.pop(waiter, None)
+            self._waits -= 1
+            self._forget(user, waiter)
+
+    def _forget(self, user: str, waiter: _Waiter) -> None:
+        """Take a scan out of those that wait, if it is there."""
+        waiters = self._waiting.get(user, {})
+        waiters.pop(waiter, None)
+        if not waiters:
+            self._waiting.pop(user, None)
 
     def _why_none(self, user: str) -> str:
         if len(self._places) >= SCANS_MAX:
@@ -130,13 +152,16 @@ class ScanSlots:
         return f"{SCANS_OF_USER_MAX} scans of user {user} are under way"
 
     def _hand_on(self) -> None:
-        """Give free places to those that wait, the oldest first."""
-        if len(self._places) >= SCANS_MAX:
-            return
-        for waiter in self._waiting:
-            if waiter.place is None and self._has_free(waiter.user):
-                waiter.place = self._taken(waiter.user)
-                waiter.granted.set()
+        """Give free places to those that wait, the oldest first. The cost depends on the users that wait, and not on
+        the scans of each."""
+        while len(self._places) < SCANS_MAX:
+            oldest = ((next(iter(each)), user) for user, each in self._waiting.items() if self._has_free(user))
+            waiter, user = min(oldest, key=lambda each: each[0].number, default=(None, ""))
+            if waiter is None:
+                return
+            self._forget(user, waiter)
+            waiter.place = self._taken(user)
+            waiter.granted.set()
 
     def _end_slowest(self, user: str) -> None:
         """Take the place of the slowest reader: of any user, or of this one if he has all of his own."""
@@ -148,5 +173,5 @@ class ScanSlots:
         }
         if slow and not self._has_free(user):
             slowest = min(slow, key=slow.__getitem__)
-            del self._places[slowest]
             slowest.end()
+            self._give_back(slowest)

@@ -26,6 +26,7 @@ from kvstore.env.certificates import Certificates
 from kvstore.env.histogram import Histogram
 from kvstore.env.log_output import Output
 from kvstore.env.logs.audit_lines import AuditLines
+from kvstore.env.networks import KnownNetworks
 from kvstore.env.real import transport_of
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
@@ -276,6 +277,25 @@ async def test_idle_connections_of_the_fullest_network_give_way() -> None:
         probing.write(REQUEST)
         await probe.readuntil(b"ok\n")
     for writer in (probing, *(each for _, each in others)):
+        writer.close()
+    await door.close()
+
+
+async def test_probe_of_an_unknown_network_is_answered_while_known_ones_have_every_connection() -> None:
+    """A kubelet never logs in. It was refused as soon as clients that had logged in kept every connection open."""
+    port, known = free_port(), KnownNetworks()
+    known.note("ipv4:127.0.1.1")
+    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=3, known=known)
+    await door.open(f"127.0.0.1:{port}")
+    async with asyncio.timeout(PATIENCE_S):
+        clients = []
+        for _ in range(3):
+            clients.append(await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.1.1", 0)))
+            clients[-1][1].write(REQUEST)
+            await clients[-1][0].readuntil(b"ok\n")
+        probe, probing = await connected(f"127.0.0.1:{port}", REQUEST)
+        await probe.readuntil(b"ok\n")
+    for writer in (probing, *(each for _, each in clients)):
         writer.close()
     await door.close()
 

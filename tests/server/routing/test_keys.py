@@ -148,6 +148,15 @@ def test_no_pattern_takes_long() -> None:
     assert not matcher(b"a*" * 500 + b"b")(key)
 
 
+async def test_one_scan_asks_a_bounded_number_of_times_whatever_its_user_may_see() -> None:
+    """A user may have 2,048 prefixes: to look for each in each partition takes longer than a client waits."""
+    ring = new_ring([PartitionId(f"p{i}") for i in range(3)], {ServerId("n1"): ""}, 1)
+    cluster = Keys(ring, [b"other%d" % number for number in range(1_000)])
+    spans = [(b"t/%04d/" % number, b"t/%04d0" % number) for number in range(2_048)]
+    await scan_shown(cluster.ask, lambda: ring, 0, 10, shown=lambda key: False, spans=spans)
+    assert cluster.asked <= keys.RANGES_MAX
+
+
 class Keys:
     """Partitions that hold keys, asked as a server asks them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -107,6 +108,54 @@ async def test_the_place_of_a_scan_whose_caller_gave_up_is_free_again(monkeypatc
     await asyncio.wait((waiting,))
     async with asyncio.timeout(ENOUGH_S), places.place("carl"):
         assert list(places._places.values()) == ["carl"]
+
+
+async def test_scans_of_one_user_that_wait_do_not_cost_more_than_their_number() -> None:
+    """Each that waited looked at all others ten times a second: 1,000 commands of one user held the event loop."""
+    looks = 0
+
+    class Counted(ScanSlots):
+        def _has_free(self, user: str) -> bool:
+            nonlocal looks
+            looks += 1
+            return super()._has_free(user)
+
+    time = Time()
+    places, count = Counted(time), 200
+
+    async def scan() -> None:
+        async with places.place("eve"):
+            await asyncio.Event().wait()
+
+    scans = [asyncio.ensure_future(scan()) for _ in range(scan_slots.SCANS_OF_USER_MAX + count)]
+    await asyncio.sleep(0)
+    assert looks <= 2 * len(scans)
+    for each in scans:
+        each.cancel()
+    await asyncio.wait(scans)
+    assert not places._places
+    assert not places._waiting
+    assert not places._of_user
+
+
+async def test_oldest_of_the_scans_that_may_begin_is_first() -> None:
+    places, got = ScanSlots(Time()), list[str]()
+
+    async def scan(user: str) -> None:
+        async with places.place(user):
+            got.append(user)
+
+    async with AsyncExitStack() as all_places:
+        for _ in range(scan_slots.SCANS_MAX - 1):
+            await all_places.enter_async_context(places.place())
+        async with places.place():
+            scans = []
+            for user in ("anna", "ben", "anna", "carl"):
+                scans.append(asyncio.ensure_future(scan(user)))
+                await asyncio.sleep(0)
+        async with asyncio.timeout(ENOUGH_S):
+            await asyncio.gather(*scans)
+    assert got == ["anna", "ben", "anna", "carl"]
 
 
 async def test_scans_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
