@@ -355,13 +355,16 @@ class LocalCluster:
 
     def _start_ended(self) -> bool:
         """Start the nodes that were stopping when they were found and have ended since. Return True if there were any.
-        Raises Unavailable for any other node that has ended: it ended while it started."""
+        Raises Unavailable for any other node that has ended: it ended while it started, or `down` has stopped it."""
         ended = [node.id for node in self.load().nodes if not self._runs(node)]
         for name in ended:
             if name not in self._found_running:
                 raise Unavailable(f"node {name} ended while starting; it said:\n{self._last_words(name)}")
             with self._record.lock(self._progress):
-                if not self._runs(self.load().node(name)):
+                node = self.load().node(name)
+                if node.pid is None:  # only `down` takes a node out of the record
+                    raise Unavailable(f"node {name} was stopped by `kvstore down`; run `kvstore up` again to start it")
+                if not self._runs(node):
                     self._progress(f"node {name} was stopping, and has ended; starting it")
                     self.start_node(name)
         return bool(ended)

@@ -284,6 +284,25 @@ def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, m
     assert str(refused.value) == "node n1 ended while starting; it said:\nbegun again"
 
 
+def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`down` said that it had stopped every node, and `up`, which found them running, started them again."""
+    started: list[str] = []
+
+    class Idle(LocalCluster):
+        def _spawn(self, name: str, command: list[str]) -> int:
+            started.append(name)
+            return os.getpid()
+
+    cluster = Idle(tmp_path)
+    Record(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    cluster._found_running = {"n1", "n2", "n3"}
+    monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
+    LocalCluster(tmp_path).down()
+    with pytest.raises(Unavailable, match="node n1 was stopped by `kvstore down`"):
+        cluster.wait_ready(timeout_s=1)
+    assert not started
+
+
 def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that had been drained was waited for, and nothing said so."""
 
