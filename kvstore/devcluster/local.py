@@ -110,13 +110,14 @@ class LocalCluster:
             cluster = self._with_secret(cluster, is_new=found is None)
             if (secure := secure_folder(cluster)) is not None:
                 secure.make([node.id for node in cluster.nodes], is_new=found is None)
+            new_files = [path for path in files if not path.exists()]
             _write(files)
             self._found_running = {node.id for node in cluster.nodes if self._runs(node)}
             try:
                 ring = self._start(cluster)
             except BaseException:
                 if found is None:
-                    self._forget_unless_started(files)
+                    self._forget_unless_started(new_files)
                 raise
         self.wait_ready()
         self._probe(cluster, keys_to_ask(ring))
@@ -125,15 +126,15 @@ class LocalCluster:
             _refuse_other_password(cluster, secure)
         return self.load()
 
-    def _forget_unless_started(self, files: Iterable[Path]) -> None:
-        """Remove the record and these files of a new cluster of which nothing was started: commands would look for
+    def _forget_unless_started(self, new_files: Iterable[Path]) -> None:
+        """Remove the record and the new files of a new cluster of which nothing was started: commands would look for
         nodes that never ran, and the next `up` may have other options."""
         cluster = self.load()
         was_started = cluster.zookeeper_pid is not None or any(node.pid is not None for node in cluster.nodes)
         if was_started or self.is_running():
             return
         self._record.remove()
-        for path in files:
+        for path in new_files:
             path.unlink(missing_ok=True)
 
     def down(self) -> list[str]:

@@ -111,6 +111,27 @@ def test_a_first_up_that_fails_leaves_no_cluster(
     assert put.stderr.startswith(f"kvstore: no cluster at {tmp_path}/cluster.json: start one with `kvstore up`")
 
 
+def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `cluster.json`, of a copied data directory, it deleted the node.toml files that people had edited."""
+    planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
+    paths = [Path(node.config) for node in planned.nodes]
+    for node, path in zip(planned.nodes, paths, strict=True):
+        path.parent.mkdir(parents=True)
+        path.write_text('zone = "rack-7"\n' + toml.to_toml(layout.node_config(planned, node, tmp_path)))
+
+    def no_java(_: object) -> Path:
+        raise ConfigError("no Java here")
+
+    monkeypatch.setattr("kvstore.devcluster.zookeeper.find_java", no_java)
+    offset = str(planned.port_offset)
+    answer = kvstore(
+        *("up", "--detach", "--data-dir", str(tmp_path), "--port-offset", offset, "--set", "log.roll_age_s=60")
+    )
+    assert (answer.returncode, "no Java here" in answer.stderr) == (1, True), answer.stderr
+    assert not (tmp_path / "cluster.json").exists()
+    assert all('zone = "rack-7"' in path.read_text() for path in paths)
+
+
 def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) -> None:
     """They waited for their timeout, and printed gRPC's own words."""
     planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
