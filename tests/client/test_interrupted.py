@@ -240,6 +240,33 @@ def test_write_of_a_worker_that_stands_still_is_not_reported_as_not_done(
     released.set()
 
 
+def test_session_waits_no_longer_than_its_call_for_a_worker_that_stands_still(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps made their calls in a worker, where nothing bounded them."""
+    engine, released = client._engine, threading.Event()
+    assert engine is not None
+    with Session(client, b"still") as session:
+        choose = engine._choose
+
+        def choose_late(operation: Operation) -> BlockingLink | None:
+            released.wait()
+            return choose(operation)
+
+        monkeypatch.setattr(engine_module, "LATE_S", 0.05)
+        monkeypatch.setattr(engine, "_choose", choose_late)
+
+        def put() -> StoreError:
+            with pytest.raises(StoreError) as error:
+                session.put(b"k", b"v", timeout_s=0.1)
+            return error.value
+
+        try:
+            assert isinstance(in_time(put), StoreError)
+        finally:
+            released.set()
+
+
 def test_overdue_operation_that_gets_another_id_holds_no_room() -> None:
     """The id stayed open for ever, and after 1,024 further writes the partition had no room for another one."""
     numbering, overdue = Numbering(b"c" * CLIENT_BYTES), operations.put(b"k", b"v")
