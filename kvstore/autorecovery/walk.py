@@ -19,11 +19,11 @@ _STEP = 50
 
 
 async def every_ledger(
-    ledgers: LedgerStore, go_on: Callable[[], None], unreadable: Callable[[LedgerId], None] = lambda _: None
+    ledgers: LedgerStore, go_on: Callable[[], None], unreadable: Callable[[LedgerId], None] | None = None
 ) -> AsyncIterator[LedgerMetadata]:
     """Each ledger as it was a moment ago. `go_on` is asked before each and may raise. One whose metadata cannot be read
-    is passed over and given to `unreadable`: `kvstore fsck` names it. Raises MetadataError: a walk that ends has seen
-    all."""
+    is passed over and given to `unreadable`, or logged if nobody takes it: `kvstore fsck` names it. Raises
+    MetadataError: a walk that ends has seen all."""
     count = 0
     async for page in ledgers.pages():
         for ledger in page:
@@ -33,8 +33,10 @@ async def every_ledger(
             except NoSuchLedger:
                 continue
             except UndecodableNode as error:
-                log.warning("ledger=%d is not audited: %s", ledger, error)
-                unreadable(ledger)
+                if unreadable is None:
+                    log.warning("ledger=%d is not audited: %s", ledger, error)
+                else:
+                    unreadable(ledger)
                 continue
             yield metadata
             count += 1

@@ -110,13 +110,14 @@ class LocalCluster:
             cluster = self._with_secret(cluster, is_new=found is None)
             if (secure := secure_folder(cluster)) is not None:
                 secure.make([node.id for node in cluster.nodes], is_new=found is None)
+            new_files = [path for path in files if not path.exists()]
             _write(files)
             self._found_running = {node.id for node in cluster.nodes if self._runs(node)}
             try:
                 ring = self._start(cluster)
             except BaseException:
                 if found is None:
-                    self._forget_unless_started(files)
+                    self._forget_unless_started(new_files)
                 raise
         self.wait_ready()
         self._probe(cluster, keys_to_ask(ring))
@@ -125,15 +126,15 @@ class LocalCluster:
             _refuse_other_password(cluster, secure)
         return self.load()
 
-    def _forget_unless_started(self, files: Iterable[Path]) -> None:
-        """Remove the record and these files of a new cluster of which nothing was started: commands would look for
+    def _forget_unless_started(self, new_files: Iterable[Path]) -> None:
+        """Remove the record and the new files of a new cluster of which nothing was started: commands would look for
         nodes that never ran, and the next `up` may have other options."""
         cluster = self.load()
         was_started = cluster.zookeeper_pid is not None or any(node.pid is not None for node in cluster.nodes)
         if was_started or self.is_running():
             return
         self._record.remove()
-        for path in files:
+        for path in new_files:
             path.unlink(missing_ok=True)
 
     def down(self) -> list[str]:
@@ -355,13 +356,16 @@ class LocalCluster:
 
     def _start_ended(self) -> bool:
         """Start the nodes that were stopping when they were found and have ended since. Return True if there were any.
-        Raises Unavailable for any other node that has ended: it ended while it started."""
+        Raises Unavailable for any other node that has ended: it ended while it started, or `down` has stopped it."""
         ended = [node.id for node in self.load().nodes if not self._runs(node)]
         for name in ended:
             if name not in self._found_running:
                 raise Unavailable(f"node {name} ended while starting; it said:\n{self._last_words(name)}")
             with self._record.lock(self._progress):
-                if not self._runs(self.load().node(name)):
+                node = self.load().node(name)
+                if node.pid is None:  # only `down` takes a node out of the record
+                    raise Unavailable(f"node {name} was stopped by `kvstore down`; run `kvstore up` again to start it")
+                if not self._runs(node):
                     self._progress(f"node {name} was stopping, and has ended; starting it")
                     self.start_node(name)
         return bool(ended)

@@ -9,7 +9,9 @@ So nothing of this happens in a caller's thread. A caller hands over a job and w
 own, for a bounded time. Signal handlers run in the main thread alone, and no other code knows the worker threads, so a
 job always runs to its end. An interrupted caller leaves nothing behind but a job, which ends at its own deadline.
 
-There is one pool for the process. An idle worker ends after IDLE_S. In the child of a fork the pool starts empty.
+There is one pool for the process. An idle worker ends after IDLE_S. In the child of a fork the pool starts empty. When
+the interpreter exits, no thread can start any more (Python 3.12 and later), so a job without an idle worker runs in the
+thread of its caller: handlers of `atexit` release locks and write what remains.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +34,8 @@ T = TypeVar("T")
 IDLE_S = 10.0
 THREADS_MAX = 10_000
 """Jobs under way in one process; one more is refused."""
+AT_EXIT = "at interpreter shutdown"
+"""Python's words for a thread that cannot start because the interpreter exits."""
 
 
 class Late(Exception):
@@ -37,14 +43,14 @@ class Late(Exception):
 
 
 class Job(Generic[T]):
-    """A function that a worker runs once, and its outcome."""
+    """A function that a worker runs once, in the context variables of the caller, and its outcome."""
 
     __slots__ = ("_claim", "_ended", "_error", "_function", "_result", "is_over")
 
     _error: BaseException | None
 
     def __init__(self, function: Callable[[], T]) -> None:
-        self._function: Callable[[], T] | None = function
+        self._function: Callable[[], T] | None = partial(copy_context().run, function)  # tracers find the caller's span
         self._claim, self._ended = threading.Lock(), threading.Lock()
         self._ended.acquire()
         self._result: Any = None
@@ -53,16 +59,20 @@ class Job(Generic[T]):
         """True once `wait` returns at once."""
 
     def wait(self, wait_s: float = inf) -> T:
-        """Return the function's result, or raise its error. Raises Late after `wait_s` seconds."""
+        """Return the function's result, or raise its error, once. Raises Late after `wait_s` seconds."""
         if not self.join(wait_s):
             raise Late
-        if self._error is None:
+        error = self._error
+        if error is None:
             result: T = self._result
             return result
+        self._error = None
         try:
-            raise self._error
+            raise error
         finally:
-            del self  # the error's traceback names this frame, which would keep the error alive
+            # The error's traceback names this frame and the frame of `run`, which names the job. If the error stayed
+            # reachable from them, it would keep itself and the caller's values alive until a garbage collection.
+            del error, self
 
     def join(self, wait_s: float = inf) -> bool:
         """Wait until the function has ended. Returns False if it has not within `wait_s` seconds."""
@@ -111,6 +121,9 @@ class Workers:
             # One step, unlike Thread.start, which waits on an event: if interrupted, it may keep the event's lock.
             _thread.start_new_thread(self._work, (job,))
         except RuntimeError as error:
+            if AT_EXIT in str(error):
+                job.run(lambda: None)
+                return
             raise Overloaded(f"a blocking client needs a thread, and the process cannot start one: {error}") from error
 
     def _work(self, first: Job[Any]) -> None:

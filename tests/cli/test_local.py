@@ -111,6 +111,27 @@ def test_a_first_up_that_fails_leaves_no_cluster(
     assert put.stderr.startswith(f"kvstore: no cluster at {tmp_path}/cluster.json: start one with `kvstore up`")
 
 
+def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `cluster.json`, of a copied data directory, it deleted the node.toml files that people had edited."""
+    planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
+    paths = [Path(node.config) for node in planned.nodes]
+    for node, path in zip(planned.nodes, paths, strict=True):
+        path.parent.mkdir(parents=True)
+        path.write_text('zone = "rack-7"\n' + toml.to_toml(layout.node_config(planned, node, tmp_path)))
+
+    def no_java(_: object) -> Path:
+        raise ConfigError("no Java here")
+
+    monkeypatch.setattr("kvstore.devcluster.zookeeper.find_java", no_java)
+    offset = str(planned.port_offset)
+    answer = kvstore(
+        *("up", "--detach", "--data-dir", str(tmp_path), "--port-offset", offset, "--set", "log.roll_age_s=60")
+    )
+    assert (answer.returncode, "no Java here" in answer.stderr) == (1, True), answer.stderr
+    assert not (tmp_path / "cluster.json").exists()
+    assert all('zone = "rack-7"' in path.read_text() for path in paths)
+
+
 def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) -> None:
     """They waited for their timeout, and printed gRPC's own words."""
     planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
@@ -282,6 +303,25 @@ def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, m
     with pytest.raises(Unavailable) as refused:
         cluster.wait_ready(timeout_s=1)
     assert str(refused.value) == "node n1 ended while starting; it said:\nbegun again"
+
+
+def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`down` said that it had stopped every node, and `up`, which found them running, started them again."""
+    started: list[str] = []
+
+    class Idle(LocalCluster):
+        def _spawn(self, name: str, command: list[str]) -> int:
+            started.append(name)
+            return os.getpid()
+
+    cluster = Idle(tmp_path)
+    Record(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    cluster._found_running = {"n1", "n2", "n3"}
+    monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
+    LocalCluster(tmp_path).down()
+    with pytest.raises(Unavailable, match="node n1 was stopped by `kvstore down`"):
+        cluster.wait_ready(timeout_s=1)
+    assert not started
 
 
 def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,11 @@ from kvstore.client.blocking.link import BlockingLink
 from kvstore.client.coordination.blocking import Session
 from kvstore.client.core import operation as operation_module
 from kvstore.client.core import operations
-from kvstore.client.core.operation import IN_FLIGHT_MAX
+from kvstore.client.core.operation import IN_FLIGHT_MAX, OVERDUE_S, Numbering, Operation
 from kvstore.env.clock import SystemClock
 from kvstore.env.library_env import library_env
-from kvstore.errors import StoreError, Unavailable
+from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
+from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import kv_pb2
 from tests.client.interruptions import interruptions
 from tests.client.model import ModelCluster
@@ -216,6 +217,67 @@ def test_operations_of_a_hung_worker_give_their_room_to_others(monkeypatch: pyte
     engine._room.end([hung[0]])
     assert engine.seen.numberings["p1"].first_unacknowledged == wanted.sequence
     engine.close()
+
+
+def test_write_of_a_worker_that_stands_still_is_not_reported_as_not_done(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller got Unavailable, and the worker sent the write after that."""
+    engine, released = client._engine, threading.Event()
+    assert engine is not None
+    choose = engine._choose
+
+    def choose_late(operation: Operation) -> BlockingLink | None:
+        released.wait(PATIENCE_S)
+        return choose(operation)
+
+    monkeypatch.setattr(engine_module, "LATE_S", 0.05)
+    monkeypatch.setattr(engine, "_choose", choose_late)
+    with pytest.raises(OutcomeUnknown, match="may still be carried out"):
+        client.put(b"late", b"v", timeout_s=0.05)
+    with pytest.raises(Unavailable):
+        client.get(b"late", timeout_s=0.05)
+    released.set()
+
+
+def test_session_waits_no_longer_than_its_call_for_a_worker_that_stands_still(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps made their calls in a worker, where nothing bounded them."""
+    engine, released = client._engine, threading.Event()
+    assert engine is not None
+    with Session(client, b"still") as session:
+        choose = engine._choose
+
+        def choose_late(operation: Operation) -> BlockingLink | None:
+            released.wait()
+            return choose(operation)
+
+        monkeypatch.setattr(engine_module, "LATE_S", 0.05)
+        monkeypatch.setattr(engine, "_choose", choose_late)
+
+        def put() -> StoreError:
+            with pytest.raises(StoreError) as error:
+                session.put(b"k", b"v", timeout_s=0.1)
+            return error.value
+
+        try:
+            assert isinstance(in_time(put), StoreError)
+        finally:
+            released.set()
+
+
+def test_overdue_operation_that_gets_another_id_holds_no_room() -> None:
+    """The id stayed open for ever, and after 1,024 further writes the partition had no room for another one."""
+    numbering, overdue = Numbering(b"c" * CLIENT_BYTES), operations.put(b"k", b"v")
+    numbering.begin(overdue)
+    assert numbering.end_overdue(OVERDUE_S + 1)
+    numbering.renumber(overdue)
+    numbering.end(overdue)
+    for _ in range(2 * IN_FLIGHT_MAX):
+        later = operations.put(b"k", b"v")
+        assert numbering.begin(later)
+        numbering.end(later)
 
 
 # ── real signals ──

@@ -31,6 +31,7 @@ from kvstore.env.events import wait_within
 from kvstore.env.library_env import library_env
 from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc import workers
 from kvstore.rpc.status import abort
 from tests.client.interruptions import interruptions
 from tests.waiting import PATIENCE_S
@@ -52,7 +53,7 @@ class Server(kv_pb2_grpc.KVServicer):
         self.may_watch = asyncio.Event()
         for each in (self.may_tell, self.may_watch):
             each.set()
-        self._last = self._ended = 0
+        self._last = self._ended = self._beats = 0
         self._news = asyncio.Condition()
 
     @property
@@ -62,6 +63,12 @@ class Server(kv_pb2_grpc.KVServicer):
     async def put(self) -> None:
         async with self._news:
             self._last += 1
+            self._news.notify_all()
+
+    async def beat(self) -> None:
+        """Send a heartbeat."""
+        async with self._news:
+            self._beats += 1
             self._news.notify_all()
 
     async def end_all(self) -> None:
@@ -85,12 +92,16 @@ class Server(kv_pb2_grpc.KVServicer):
         if self.finds_its_place_s:
             await context.send_initial_metadata(())
             await wait_within(asyncio.Event(), self.finds_its_place_s)
-        shown, ended = request.after.get("p1", self._last), self._ended
+        shown, ended, beats = request.after.get("p1", self._last), self._ended, self._beats
         yield kv_pb2.WatchResponse(positions={"p1": shown})
         while True:
             async with self._news:
-                while self._last == shown and self._ended == ended:
+                while self._last == shown and self._ended == ended and self._beats == beats:
                     await self._news.wait()
+            if self._beats != beats:
+                beats = self._beats
+                yield kv_pb2.WatchResponse(positions={"p1": shown})
+                continue
             if self._ended != ended:
                 if self.ends_as_strangers:
                     await abort(context, NotAuthenticated("the token has expired"))
@@ -204,6 +215,33 @@ async def test_a_blocking_watch_gives_each_change_once_wherever_it_is_interrupte
         await asyncio.to_thread(take_all)
         await asyncio.to_thread(watch.close)
         assert given == list(range(1, server.changes + 1))
+
+
+async def test_worker_of_an_interrupted_watch_ends_at_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each watch that was interrupted and dropped, as by a soft time limit, kept a thread and a stream for ever."""
+
+    def struck(job: workers.Job[Any], wait_s: float = 0.0) -> None:
+        raise KeyboardInterrupt
+
+    def interrupt() -> workers.Job[None]:
+        with monkeypatch.context() as patched:
+            patched.setattr(workers.Job, "wait", struck)
+            with pytest.raises(KeyboardInterrupt):
+                next(watch)
+        assert watch._job is not None
+        return watch._job
+
+    async with serving() as server:
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        await asyncio.to_thread(watch.ready)
+        left = await asyncio.to_thread(interrupt)
+        await server.beat()
+        assert await asyncio.to_thread(left.join, PATIENCE_S)
+        await server.put()
+        assert (await asyncio.to_thread(next, watch)).version == 1, "a caller that comes back gets the next change"
+        assert server.watches == 1
+        await asyncio.to_thread(watch.close)
 
 
 async def test_nobody_waits_for_a_watch_that_was_closed() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from contextvars import ContextVar
+from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -21,6 +25,43 @@ def test_caller_gets_the_result_or_the_error_of_its_job() -> None:
     assert workers.run(lambda: 42) == 42
     with pytest.raises(StopIteration, match="of the job"):
         workers.run(fails)
+
+
+def test_job_runs_in_the_context_variables_of_its_caller() -> None:
+    """Tracers of gRPC calls lost the caller's span."""
+    span = ContextVar("span", default="none")
+    span.set("of the caller")
+    assert workers.run(span.get) == "of the caller"
+
+
+def test_error_of_a_job_keeps_no_values_alive() -> None:
+    """The job, its error and the traceback kept each other, and the caller's values, until a garbage collection."""
+    seen = list[ref[threading.Event]]()
+
+    def refuses() -> None:
+        value = threading.Event()
+        seen.append(ref(value))
+        raise ValueError("refused")
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="refused"):
+            workers.run(refuses)
+        wait_until_blocking(lambda: seen[0]() is None)
+    finally:
+        gc.enable()
+
+
+def test_job_runs_in_place_when_the_interpreter_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on no thread starts in a handler of atexit, which could write nothing."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    pool, job = Workers(), Job(threading.get_ident)
+    pool.start(job)
+    assert job.wait(0.0) == threading.get_ident()
 
 
 def test_caller_waits_no_longer_than_it_wants_to() -> None:

@@ -36,7 +36,16 @@ from kvstore.client.core.session import Seen
 from kvstore.client.core.strangers import Strangers
 from kvstore.client.core.values import Level, Token
 from kvstore.env.library_env import LibraryEnv
-from kvstore.errors import ConfigError, InvalidRequest, Moved, NotAuthenticated, Overloaded, StoreError, Unavailable
+from kvstore.errors import (
+    ConfigError,
+    InvalidRequest,
+    Moved,
+    NotAuthenticated,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+    Unavailable,
+)
 from kvstore.proto import kv_pb2
 from kvstore.rpc import workers
 
@@ -166,9 +175,7 @@ class BlockingEngine:
     def _carried(self, operations: Sequence[Operation], timeout_s: float, carry: Callable[[], T]) -> T:
         """Have a worker carry operations, and wait until the last of their deadlines. Raises StoreError."""
         job, until = workers.Job(carry), self.env.clock.now() + timeout_s
-        if workers.is_worker():
-            return carry()
-        workers.start(job)
+        workers.start(job)  # also for a worker, which waits no longer than others: sessions and watches call from one
         while True:
             try:
                 return job.wait(until + LATE_S - self.env.clock.now())
@@ -176,10 +183,7 @@ class BlockingEngine:
                 now = self.env.clock.now()
                 until = max(operation.deadline for operation in operations)  # moves while servers answer
                 if until + LATE_S <= now:
-                    late = [each for each in operations if now - each.deadline > 0]
-                    raise too_late(
-                        next((each for each in late if not each.is_read), late[0]), None, timeout_s
-                    ) from None
+                    raise _out_of_reach(operations, timeout_s) from None
 
     def _run(self, operation: Operation, timeout_s: float) -> Any:
         self._begin(operation, timeout_s, may_wait=True)
@@ -443,6 +447,14 @@ class BlockingEngine:
         """Sleep, but not beyond a close."""
         if seconds > 0:
             self._closing.wait(seconds)
+
+
+def _out_of_reach(operations: Sequence[Operation], timeout_s: float) -> StoreError:
+    """Make the error of a caller whose worker has not come back. The worker may still send a write, also one that it
+    has not sent yet, so the outcome of a write is unknown."""
+    if all(operation.is_read for operation in operations):
+        return Unavailable(f"no answer within {timeout_s:g} s")
+    return OutcomeUnknown(f"no outcome within {timeout_s:g} s; the write may still be carried out")
 
 
 def _answer(operation: Operation) -> Any:

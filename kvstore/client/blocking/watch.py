@@ -57,6 +57,8 @@ class Watch(ClosedAtExit):
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
         self._job: workers.Job[None] | None = None
         """Of the worker that reads for the caller."""
+        self._has_left = False
+        """True if the caller of `_job` was interrupted. Nobody may come back to close the watch."""
         self._channel: grpc.Channel | None = None
         self._call: Any = None
         self._turns = self._servers()
@@ -118,7 +120,9 @@ class Watch(ClosedAtExit):
             self._reading.give()
 
     def _hear_more(self) -> None:
-        while not self._reading.has_more and not self._closing.is_set():
+        """Read until there is a change, or a message after the caller has left: a watch that was dropped is collected
+        once no worker reads for it."""
+        while not self._reading.has_more and not self._closing.is_set() and not self._has_left:
             self._hear()
 
     def _in_worker(self, step: Callable[[], None]) -> None:
@@ -130,9 +134,14 @@ class Watch(ClosedAtExit):
         if self._job is not None and not self._job.is_over:
             workers.start(self._job)
             self._job.join()
+        self._has_left = False
         self._job = job = workers.Job(step)
-        workers.start(job)
-        job.wait()
+        try:
+            workers.start(job)
+            job.wait()
+        except BaseException:
+            self._has_left = True
+            raise
 
     def _look(self) -> None:
         """Read of the state what is needed to give something out."""

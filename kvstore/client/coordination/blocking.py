@@ -174,6 +174,8 @@ class Session:
         finally:
             caller.has_left = True
             recipe.close()
+            if (waits := caller.waits) is not None:
+                workers.start(workers.Job(waits.close))
             if self.lease.has_discarded:
                 workers.run(self._wake.set)
 
@@ -188,7 +190,7 @@ class Session:
                 case Find():
                     return self._find(step, until)
                 case Await():
-                    return self._await(step, until)
+                    return self._await(step, until, caller)
         except StoreError as error:
             if self.now() < until or not is_late(error, step):
                 raise
@@ -234,7 +236,7 @@ class Session:
             if token is None or len(found) == find.limit:
                 return found
 
-    def _await(self, step: Await, until: float) -> Found:
+    def _await(self, step: Await, until: float, caller: _Caller) -> Found:
         """Wait until the time is over, which ends the watch, or the session is, which `_over` tells."""
         find = step.find
         key, prefix = (find.prefix, b"") if step.is_key else (None, find.prefix)
@@ -244,9 +246,11 @@ class Session:
             end_in(changes, left_s)
         with self._guard:
             self._waits[changes] = None
+        caller.waits = changes
         try:
-            found = self._look(step, until, changes) if self.is_alive else None
+            found = self._look(step, until, changes) if self.is_alive and not caller.has_left else None
         finally:
+            caller.waits = None
             with self._guard:
                 del self._waits[changes]
             changes.close()
@@ -308,6 +312,8 @@ class _Caller:
 
     has_left = False
     """True once the caller was interrupted: what it wanted to write must not be written behind what undoes it."""
+    waits: Watch | None = None
+    """The watch of the step that waits for a change. Once the caller has left, nobody else closes it."""
 
 
 class Lock:

@@ -140,7 +140,10 @@ class Numbering:
         return bool(overdue)
 
     def renumber(self, operation: Operation) -> None:
-        """Give a mutation that was definitely not done another id, with a younger time."""
+        """Give a mutation that was definitely not done another id, with a younger time. Does nothing if the mutation
+        has ended as overdue: nobody would end the new id, and later requests would wait for it."""
+        if operation not in self._under_way:
+            return
         self._open.pop(operation.sequence, None)
         operation.renumbered += 1
         operation.sequence, operation.seen_ms = self._next, self.seen_ms

@@ -19,6 +19,8 @@ OLDER = "older"
 """What a node says of a metadata store that has an older copy of the metadata."""
 COUNT_AGE_MAX_S = 3 * 3_600.0
 """Age of a count of copies from which on it says nothing of now: copies are counted every hour at least."""
+COUNT_AGE_TOLD_S = 120.0
+"""Age of a count of copies from which on findings name the age: ledgers may have been repaired since the count."""
 READ_AGE_MAX_S = 60.0
 """From here on what a node knows of the cluster is old, whatever its session says: it reads all every 10 s or so."""
 SCARCE_RESERVES, SCARCE_SHARE = 2.0, 0.05
@@ -365,6 +367,8 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
         foreign = report.copies.lacking_foreign
         of_others = f", {foreign:,} of them written by other clients of the bookies" if foreign else ""
         lacking = f"{_count(copies.lacking, 'ledger')} lack{'s' if copies.lacking == 1 else ''} copies{of_others}"
+        if copies.lacking == report.copies.lacking and report.copies.age_s >= COUNT_AGE_TOLD_S:
+            lacking += f", by a count of {report.copies.age_s / 60:.0f} min ago"
         if report.HasField("repair") and not repair.enabled:
             why = f"{lacking}, and auto-recovery is switched off"
             yield _finding(DEGRADED, "repair_off", "the log", why, "`kvstore autorecovery enable`")

@@ -7,6 +7,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any, Self
 
 import pytest
@@ -30,7 +31,8 @@ from kvstore.env.clock import Unjudged
 from kvstore.env.library_env import LibraryEnv, library_env
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
-from tests.waiting import PATIENCE_S
+from kvstore.rpc import workers
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 OTHER = b"{t}/lock/l/other"
 
@@ -351,3 +353,24 @@ async def test_a_session_on_asyncio_that_was_closed_is_not_opened_again() -> Non
         assert session.is_alive
     with pytest.raises(SessionEnded, match="is over"):
         await session.open()
+
+
+def test_worker_of_a_caller_that_was_interrupted_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kept its thread and a watch until the lock was free, or the session over."""
+    wait = workers.Job.wait
+
+    def struck(job: workers.Job[Any], wait_s: float = inf) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return wait(job, wait_s)
+        while not job.join(0.01):
+            if session._waits:
+                raise KeyboardInterrupt
+        return wait(job, wait_s)
+
+    with Session(BlockingClient(), b"t") as session:  # type: ignore[arg-type]
+        with monkeypatch.context() as patched:
+            patched.setattr(workers.Job, "wait", struck)
+            with pytest.raises(KeyboardInterrupt):
+                Lock(session, b"l").acquire()
+        wait_until_blocking(lambda: not session._waits)
+        assert session.is_alive

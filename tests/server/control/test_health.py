@@ -449,6 +449,18 @@ def test_copies_of_a_bookie_that_is_away_are_unknown_until_they_are_counted() ->
     assert findings_of(report) == []
 
 
+def test_lacking_copies_are_shown_with_the_age_of_an_old_count() -> None:
+    """With 100,000 ledgers, ledgers that had been repaired were reported as lacking for up to 17 min, as if now."""
+    report = well()
+    wiped(report)
+    report.copies.age_s = health.COUNT_AGE_TOLD_S - 1
+    assert "lack copies; none" in findings_of(report)[0].reason
+    report.copies.age_s = 720.0
+    assert "3 ledgers lack copies, by a count of 12 min ago; none" in findings_of(report)[0].reason
+    report.repair.marked = 4
+    assert "4 ledgers lack copies; 4 are marked" in findings_of(report)[0].reason, "marks are of now"
+
+
 def test_ledgers_lack_copies_by_whoever_knows_most() -> None:
     report = well()
     report.partitions[0].lead.ledgers_lacking_copies, report.partitions[1].lead.ledgers_lacking_copies = 2, 3
