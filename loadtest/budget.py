@@ -86,7 +86,8 @@ IDLE = "idle"
 IDLE_S, SETTLE_S = 30.0, 15.0
 """For so long an idle cluster is watched, once for processor time and once for calls; and the time that a new one has
 to come to rest."""
-IDLE_CALLS_PER_S = 2_000
+IDLE_CALLS_PER_S = 2_300
+"""Of these the watchdog, the probes of disks and the comparison of dates take about 300."""
 
 
 @dataclass
