@@ -3,6 +3,7 @@ held, and the log must say the same."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
@@ -65,24 +66,21 @@ class Effects:
         states = self._states
         model = self._model(keys, begin, states.time_ms(seq))
         found = model.apply(operation.op)
-        if model.seq != seq or (result is not ANY and self._without_expiry(found) != self._without_expiry(result)):
+        known = self._known_of(keys)
+        if model.seq != seq or (result is not ANY and known(found) != known(result)):
             return False
-        return all(
-            self._without_expiry(model.records.get(key)) == self._without_expiry(_or_none(states.record(key, seq)))
-            for key in keys
-        )
+        return all(known(model.records.get(key)) == known(_or_none(states.record(key, seq))) for key in keys)
 
     def is_answer_at(self, operation: Operation, seq: int) -> bool:
         """Whether an operation that changed nothing could have answered so at this sequence."""
         keys = keys_of(operation.op)
-        op = (*operation.op[:-1], None)
+        op, known = (*operation.op[:-1], None), self._known_of(keys)
         for time_ms in set(self._states.times_ms(seq)):
             model = self._model(keys, seq, time_ms)
             found = model.apply(op)
             is_refused = isinstance(found, (ConditionFailed, InvalidRequest))
-            if (is_refused or not _changes(self._states, model, keys, seq)) and (
-                self._without_expiry(found) == self._without_expiry(operation.result)
-            ):
+            is_same = is_refused or not _changes(self._states, model, keys, seq)
+            if is_same and known(found) == known(operation.result):
                 return True
         return False
 
@@ -90,13 +88,17 @@ class Effects:
         records = {key: record for key in keys if (record := self._states.record(key, seq)).version}
         return Model(records, seq, time_ms)
 
-    def _without_expiry(self, result: Any) -> Any:
-        """The result, and where nobody knows them, without expiries."""
-        found = plain(result)
-        if not self._prefixes or not isinstance(found, tuple):
-            return found
-        is_record = len(found) == _RECORD and isinstance(found[0], bytes)
-        return found[:-1] if is_record else tuple(map(self._without_expiry, found))
+    def _known_of(self, keys: list[bytes]) -> Callable[[Any], Any]:
+        """What of results and records of these keys is known: the expiry is not if a namespace may have given it."""
+        return _without_expiry if any(key.startswith(self._prefixes) for key in keys) else plain
+
+
+def _without_expiry(result: Any) -> Any:
+    found = plain(result)
+    if not isinstance(found, tuple):
+        return found
+    is_record = len(found) == _RECORD and isinstance(found[0], bytes)
+    return found[:-1] if is_record else tuple(map(_without_expiry, found))
 
 
 def _or_none(record: Record) -> Record | None:
