@@ -192,6 +192,7 @@ def test_every_metric_of_a_node_has_its_own_sentence_and_stands_in_the_docs(clus
     sometimes |= {f"kvstore_process_tls_{name}" for name in ("expires_seconds", "failing", "required")}  # with TLS
     sometimes.add("kvstore_process_grpc_connections_plain_total")
     sometimes |= {name for name in named if name.startswith("kvstore_namespace_")}  # with a namespace
+    there.add("kvstore_cluster_findings")  # only while something is found
     assert named - there == sometimes, "others do not exist"
 
 
