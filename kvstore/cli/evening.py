@@ -11,6 +11,7 @@ import typer
 from kvstore.cli.admin import LOOK_S, Patience
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
+from kvstore.cli.groups import group_of
 from kvstore.cli.operation import said_if_interrupted
 from kvstore.cli.output import as_json
 from kvstore.cli.replicas import change_replicas, wait_until_replaced
@@ -20,12 +21,7 @@ from kvstore.errors import Unavailable
 
 def register(app: typer.Typer) -> None:
     """Add `even-replicas` to the commands about partitions."""
-    groups = {group.name: group.typer_instance for group in app.registered_groups}
-    partition = groups.get("partition")
-    if partition is None:
-        partition = typer.Typer(no_args_is_help=True, help="Partitions and their replicas.")
-        app.add_typer(partition, name="partition")
-    partition.command("even-replicas")(even_replicas)
+    group_of(app, "partition").command("even-replicas")(even_replicas)
 
 
 def even_replicas(

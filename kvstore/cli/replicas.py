@@ -11,6 +11,7 @@ import typer
 from kvstore.cli.admin import LOOK_S, Patience, ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
+from kvstore.cli.groups import group_of
 from kvstore.cli.operation import OperationId, asked_once, said_if_interrupted
 from kvstore.cli.output import as_json
 from kvstore.cli.ring_changes import ring_status
@@ -23,12 +24,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add `move-replica` to the commands about partitions."""
-    groups = {group.name: group.typer_instance for group in app.registered_groups}
-    partition = groups.get("partition")
-    if partition is None:
-        partition = typer.Typer(no_args_is_help=True, help="Partitions and their replicas.")
-        app.add_typer(partition, name="partition")
-    partition.command("move-replica")(move_replica)
+    group_of(app, "partition").command("move-replica")(move_replica)
 
 
 def move_replica(

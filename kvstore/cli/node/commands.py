@@ -13,6 +13,7 @@ import typer
 from kvstore.cli.admin import TIMEOUT_S, ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
 from kvstore.cli.endpoints import Server
+from kvstore.cli.groups import group_of
 from kvstore.cli.node import flame
 from kvstore.cli.node.check import check
 from kvstore.cli.output import as_json, as_table
@@ -35,9 +36,7 @@ class Picture(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add to the commands about nodes."""
-    groups = {group.name: group.typer_instance for group in app.registered_groups}
-    node = groups["node"]
-    assert node is not None, "kvstore.cli.local registers it before"
+    node = group_of(app, "node")
     node.command("log-level")(log_level)
     node.command("slow-log")(slow_log)
     node.command("profile")(profile)
