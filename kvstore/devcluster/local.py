@@ -24,7 +24,7 @@ from kvstore.config import Setting
 from kvstore.devcluster import etcd, layout, zookeeper
 from kvstore.devcluster.founding import found_access
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
-from kvstore.devcluster.pages import http_ok, is_stranger, python_of, rise_waits_for, why_not
+from kvstore.devcluster.pages import http_ok, is_stranger, python_of, unsettled, why_not
 from kvstore.devcluster.ports import is_free, taken_message
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.processes import has_threads, is_alive, names_place
@@ -56,7 +56,7 @@ STOP_TIMEOUT_S = 15
 PORTS_TIMEOUT_S = 2
 PROBE_TIMEOUT_S = 20
 BOOKIES_TIMEOUT_S = 20
-RISE_TIMEOUT_S = 15
+SETTLE_TIMEOUT_S = 15
 LOGIN_TIMEOUT_S = 2
 POLL_S = 0.05
 _LOOKS = 5
@@ -121,7 +121,7 @@ class LocalCluster:
                 raise
         self.wait_ready()
         self._probe(cluster, keys_to_ask(ring))
-        self._wait_for_rise(cluster)
+        self._wait_until_settled(cluster)
         if secure is not None:
             _refuse_other_password(cluster, secure)
         return self.load()
@@ -325,13 +325,19 @@ class LocalCluster:
             self.wait_ready()
 
     # docs/protocol.md V1
-    def _wait_for_rise(self, cluster: ClusterFile) -> None:
-        """Return once every node knows that the cluster's version has risen, so that what needs it can be used. What
-        does not pass by itself is not waited for, and nothing for long: the cluster serves."""
-        secure, deadline = secure_folder(cluster), time.monotonic() + RISE_TIMEOUT_S
-        while waits := [each for node in cluster.nodes if (each := rise_waits_for(node.http, secure))]:
+    def _wait_until_settled(self, cluster: ClusterFile) -> None:
+        """Return once every node knows that the cluster's version has risen, so that what needs it can be used, and is
+        sure of its date, so that `status` finds nothing that only a start explains. What does not pass by itself is not
+        waited for, and nothing for long: the cluster serves."""
+        secure, deadline = secure_folder(cluster), time.monotonic() + SETTLE_TIMEOUT_S
+        while True:
+            found = {node.id: unsettled(node.http, secure) for node in cluster.nodes}
+            waits = [f"the cluster's version has not risen: {version}" for version, _ in found.values() if version]
+            waits += [f"node {node} is not sure of its date: {doubt}" for node, (_, doubt) in found.items() if doubt]
+            if not waits:
+                return
             if any(map(lasts, waits)) or time.monotonic() > deadline:
-                self._progress(f"the cluster's version has not risen: {waits[0]}")
+                self._progress(waits[0])
                 return
             time.sleep(POLL_S)
 

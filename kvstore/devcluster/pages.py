@@ -49,22 +49,29 @@ def is_stranger(address: str, secure: SecureFolder) -> bool:
 
 def python_of(address: str, secure: SecureFolder | None = None) -> str | None:
     """Ask the node that listens there what it runs on; None if it does not say so."""
-    return _told(address, "python", secure)
+    return _text(_first_page(address, secure).get("python")) or None
 
 
-def rise_waits_for(address: str, secure: SecureFolder | None = None) -> str:
-    """Ask the node that listens there why the cluster's version is below what it can do; empty if it is not, or it does
-    not say so."""
-    return _told(address, "cluster_version_waits_for", secure) or ""
+def unsettled(address: str, secure: SecureFolder | None = None) -> tuple[str, str]:
+    """Ask the node that listens there for what passes by itself after a start: why the cluster's version is below what
+    the node can do, and why the node is not sure of its date. Each is empty if nothing is wrong or it does not say."""
+    page = _first_page(address, secure)
+    date = page.get("date")
+    doubt = date.get("doubt") if isinstance(date, dict) else None
+    return _text(page.get("cluster_version_waits_for")), _text(doubt)
 
 
-def _told(address: str, name: str, secure: SecureFolder | None) -> str | None:
-    """Return what a node's first page has under this name, if that is text."""
-    with suppress(URLError, OSError, HTTPException, ValueError, AttributeError):
+def _first_page(address: str, secure: SecureFolder | None) -> dict[str, object]:
+    with suppress(URLError, OSError, HTTPException, ValueError):
         page = _get(address, "/", secure)
-        found = None if page is None else json.loads(page).get(name)
-        return found if isinstance(found, str) else None
-    return None
+        found = None if page is None else json.loads(page)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _text(found: object) -> str:
+    return found if isinstance(found, str) else ""
 
 
 def _get(address: str, path: str, secure: SecureFolder | None) -> bytes | None:

@@ -19,6 +19,7 @@ from kvstore import config as toml
 from kvstore.devcluster import layout
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster, http_ok
+from kvstore.devcluster.pages import unsettled
 from kvstore.devcluster.ports import is_free
 from kvstore.devcluster.record import Record
 from kvstore.env.secret import read_secret
@@ -380,18 +381,43 @@ def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:
 @pytest.mark.parametrize(
     ("last", "said"), [("", []), ("it is held", ["the cluster's version has not risen: it is held"])]
 )
-def test_up_waits_until_every_node_knows_of_the_rise_and_not_for_what_lasts(
+def test_up_waits_for_version_and_date_of_every_node_but_not_for_what_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, said: list[str]
 ) -> None:
-    """What a new cluster's first command needs was refused for some seconds."""
+    """What a new cluster's first command needs was refused for some seconds, and `status` right after `up` found a node
+    that was not sure of its date."""
     told: list[str] = []
     cluster, planned = LocalCluster(tmp_path, told.append), layout.plan(Wish(data_dir=tmp_path), None)
     first, second, third = (node.http for node in planned.nodes)
-    answers = {first: [""] * 9, second: ["n3 is starting", "", ""], third: ["it rises within seconds"] * 2 + [last] * 2}
-    monkeypatch.setattr("kvstore.devcluster.local.rise_waits_for", lambda address, _: answers[address].pop(0))
-    cluster._wait_for_rise(planned)
-    assert [len(answers[each]) for each in (first, second, third)] == [6, 0, 1]
+    well = ("", "")
+    answers = {
+        first: [well] * 9,
+        second: [("n3 is starting", ""), ("", "too few have confirmed it"), well, well],
+        third: [("it rises within seconds", "")] * 2 + [(last, "")] * 2,
+    }
+    monkeypatch.setattr("kvstore.devcluster.local.unsettled", lambda address, _: answers[address].pop(0))
+    cluster._wait_until_settled(planned)
+    assert [len(answers[each]) for each in (first, second, third)] == [6, 1, 1]
     assert told == said
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        (
+            {"cluster_version_waits_for": "n2 is starting", "date": {"doubt": "none yet"}},
+            ("n2 is starting", "none yet"),
+        ),
+        ({"cluster_version_waits_for": None, "date": {"doubt": ""}}, ("", "")),
+        ({"date": None}, ("", "")),
+        (["no page of ours"], ("", "")),
+    ],
+)
+def test_what_a_node_waits_for_is_on_its_first_page(
+    monkeypatch: pytest.MonkeyPatch, page: object, found: tuple[str, str]
+) -> None:
+    monkeypatch.setattr("kvstore.devcluster.pages._get", lambda *_: json.dumps(page).encode())
+    assert unsettled("127.0.0.1:1") == found
 
 
 class Started(LocalCluster):

@@ -81,7 +81,7 @@ class _Written(_Forked):
     def _probe(self, cluster: ClusterFile, keys: dict[PartitionId, bytes]) -> None:
         pass
 
-    def _wait_for_rise(self, cluster: ClusterFile) -> None:
+    def _wait_until_settled(self, cluster: ClusterFile) -> None:
         pass
 
 
