@@ -36,8 +36,8 @@ from kvstore.meta.registration import RegistrationClient
 from kvstore.types import BookieId
 
 if TYPE_CHECKING:
+    from kvstore.autorecovery.rereplicate import Moved, Rereplicator
     from kvstore.proto.admin_pb2 import ClusterReport
-    from kvstore.server.control.rereplicate import Moved, Rereplicator
     from kvstore.wal.bookies import Bookies
 
 T = TypeVar("T")
@@ -323,7 +323,7 @@ def _with_recopier(
     from rich.console import Console
     from rich.progress import Progress
 
-    from kvstore.server.control.rereplicate import recopying
+    from kvstore.autorecovery.rereplicate import recopying
 
     terminal = Console(stderr=True)
     with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bar:

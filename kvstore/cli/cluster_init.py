@@ -89,7 +89,7 @@ def init(
     those that are named here.
     """
     from kvstore.ring import Ring
-    from kvstore.server.control.bootstrap import found
+    from kvstore.server.cluster.bootstrap import found
 
     servers = zones_of(node)
     if len(servers) < SAFE_NODES_MIN and not unsafe:
@@ -167,10 +167,10 @@ def version(
     --hold it before the last node is upgraded.
     """
     from kvstore import versions
-    from kvstore.server.control.assign import replicas_held
-    from kvstore.server.control.rising import what_holds_it
-    from kvstore.server.routing.cluster_reader import ClusterReader
-    from kvstore.server.routing.cluster_version import ClusterVersionStore
+    from kvstore.server.cluster.cluster_reader import ClusterReader
+    from kvstore.server.cluster.cluster_version import ClusterVersionStore
+    from kvstore.server.cluster.rising import what_holds_it
+    from kvstore.server.placement.assign import replicas_held
 
     if hold and rise:
         raise ConfigError("want one of --hold and --rise, got both")

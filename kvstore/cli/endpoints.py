@@ -47,7 +47,7 @@ async def _all_refuse(addresses: Sequence[str]) -> bool:
 
 def _of_zookeeper(address: str) -> tuple[str, ...]:
     from kvstore.cli.cluster import Tools, with_tools
-    from kvstore.server.routing.addresses import addresses
+    from kvstore.server.cluster.addresses import addresses
 
     async def read(tools: Tools) -> tuple[str, ...]:
         return await addresses(tools.store)

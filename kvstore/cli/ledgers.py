@@ -191,7 +191,7 @@ def delete(
 ) -> None:
     """Delete a ledger that is part of no log, that of a partition that has left included, and that no pin holds."""
     from kvstore.cli.ring import read_ring
-    from kvstore.server.control.deletion import Deletion
+    from kvstore.server.placement.ledger_deletion import Deletion
 
     async def work(tools: Tools) -> None:
         metadata, version = await LedgerStore(tools.store).read_latest(LedgerId(ledger))

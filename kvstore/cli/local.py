@@ -241,7 +241,7 @@ def _address_or_none(node: str, where: Where) -> str | None:
     from kvstore.cli.cluster import Tools, with_tools
     from kvstore.errors import NoSuchNode
     from kvstore.meta import paths
-    from kvstore.server.routing.topology import Member
+    from kvstore.server.cluster.topology import Member
     from kvstore.types import ServerId
 
     async def address(tools: Tools) -> str | None:

@@ -46,8 +46,8 @@ from kvstore.meta.zookeeper.acls import close_root
 from kvstore.places import local_path
 from kvstore.ring.ring import Ring
 from kvstore.rpc.login import without_login
-from kvstore.server.control import bootstrap
-from kvstore.server.control.rising import lasts
+from kvstore.server.cluster import bootstrap
+from kvstore.server.cluster.rising import lasts
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.config import Keepers
 

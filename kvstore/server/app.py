@@ -25,34 +25,34 @@ from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.changes import Changes
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
+from kvstore.server.clock.dating import Dating
+from kvstore.server.cluster.membership import Membership
+from kvstore.server.cluster.ring_store import RingStore
+from kvstore.server.cluster.rising import what_holds_it
+from kvstore.server.cluster.topology import ClusterTopology
+from kvstore.server.cluster.version_follower import VersionFollower
 from kvstore.server.config import NodeConfig, Role
-from kvstore.server.control.assign import replicas_held
-from kvstore.server.control.copy_count import CopyCount
-from kvstore.server.control.dating import Dating
-from kvstore.server.control.health_numbers import unserved_of
-from kvstore.server.control.ledger_survey import LedgerSurvey
-from kvstore.server.control.load import Load
-from kvstore.server.control.load_sampler import LoadSampler, loads_of_cluster
-from kvstore.server.control.node_report import TlsTold
-from kvstore.server.control.progress import Copied, Progress
-from kvstore.server.control.rising import what_holds_it
-from kvstore.server.control.steward import Steward
-from kvstore.server.control.surveyor import Surveyor
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import Hosting
+from kvstore.server.load.load import Load
+from kvstore.server.load.sampler import LoadSampler, loads_of_cluster
 from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.server import PeerServer
+from kvstore.server.placement.assign import replicas_held
+from kvstore.server.placement.steward import Steward
 from kvstore.server.redis.door import RespServer
 from kvstore.server.redis.session import Facts
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.dispatch import Dispatcher
-from kvstore.server.routing.membership import Membership
-from kvstore.server.routing.ring_store import RingStore
 from kvstore.server.routing.scan_slots import ScanSlots
-from kvstore.server.routing.topology import ClusterTopology
-from kvstore.server.routing.version_follower import VersionFollower
+from kvstore.server.status.copy_count import CopyCount
+from kvstore.server.status.health_numbers import unserved_of
+from kvstore.server.status.ledger_survey import LedgerSurvey
+from kvstore.server.status.move_progress import Copied, Progress
+from kvstore.server.status.node_report import TlsTold
+from kvstore.server.status.surveyor import Surveyor
 from kvstore.server.tracing.open import traced_backend
 from kvstore.server.write_probe import WriteProbe
 from kvstore.types import PartitionId, ServerId

@@ -35,35 +35,35 @@ from kvstore.server.access.certificates import common_names
 from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.follow import AccessFollower
 from kvstore.server.app import VERSION, Node
+from kvstore.server.clock.dating import DATES, Dating, JudgedClock
+from kvstore.server.clock.kept_date import kept_offset
+from kvstore.server.cluster.membership import Membership
+from kvstore.server.cluster.ring_store import RingStore
+from kvstore.server.cluster.topology import Member
+from kvstore.server.cluster.version_follower import VersionFollower
 from kvstore.server.config import NodeConfig, Role
-from kvstore.server.control.copy_count import CopyCount
-from kvstore.server.control.dating import DATES, Dating, JudgedClock
-from kvstore.server.control.kept_date import kept_offset
-from kvstore.server.control.ledger_survey import LEDGERS, LedgerSurvey
-from kvstore.server.control.load_sampler import LOADS, LoadSampler
-from kvstore.server.control.loss_watch import LossWatch
-from kvstore.server.control.progress import MOVES, Progress
-from kvstore.server.control.steward import Steward
-from kvstore.server.control.surveyor import STATUS, Surveyor
 from kvstore.server.feed.end import latest_of
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
 from kvstore.server.ledger_passwords import made_with, password_of
+from kvstore.server.load.sampler import LOADS, LoadSampler
 from kvstore.server.namespaces.follow import NamespaceFollower
 from kvstore.server.namespaces.keeper import NAMESPACES, Keeper
 from kvstore.server.peer.identity import is_named
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
+from kvstore.server.placement.steward import Steward
 from kvstore.server.redis.door import RespServer
 from kvstore.server.routing.dispatch import Dispatcher
-from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.overdue_watch import OverdueWatch
-from kvstore.server.routing.ring_store import RingStore
-from kvstore.server.routing.topology import Member
-from kvstore.server.routing.version_follower import VersionFollower
+from kvstore.server.status.copy_count import CopyCount
+from kvstore.server.status.ledger_survey import LEDGERS, LedgerSurvey
+from kvstore.server.status.loss_watch import LossWatch
+from kvstore.server.status.move_progress import MOVES, Progress
+from kvstore.server.status.surveyor import STATUS, Surveyor
 from kvstore.server.tracing.open import open_traces
 from kvstore.server.write_probe import WriteProbe
 from kvstore.types import BookieId, ServerId

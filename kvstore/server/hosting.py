@@ -23,8 +23,8 @@ from kvstore.partition.ports import Peers
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.state import State
 from kvstore.ring import Ring, Rings, codec
+from kvstore.server.cluster.membership import Membership
 from kvstore.server.routing.dispatch import Dispatcher
-from kvstore.server.routing.membership import Membership
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.ports import Logs
 

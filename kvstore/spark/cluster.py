@@ -13,7 +13,7 @@ from kvstore.client.blocking.client import Client
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import ConfigError, MetadataError, NoSuchNode, StoreError, Unavailable
 from kvstore.extras import install_hint
-from kvstore.server.routing.addresses import addresses
+from kvstore.server.cluster.addresses import addresses
 from kvstore.spark.options import Cluster, client_config, cluster_of
 
 FIND_S = 8.0

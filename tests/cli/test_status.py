@@ -14,8 +14,8 @@ from kvstore.cli.status import command, known
 from kvstore.cli.status.views import shown_bytes, shown_time, status_document, status_text, what_matters
 from kvstore.errors import MetadataUnavailable, NotAuthenticated, StoreError, Unavailable
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, ClusterReport, NodeReport
-from kvstore.server.control.health import findings_of, health_of
-from tests.server.control.test_health import not_yet, silent, well
+from kvstore.server.status.health import findings_of, health_of
+from tests.server.status.test_health import not_yet, silent, well
 
 HEALTHY_TEXT = """\
 healthy: 3 nodes, 2 partitions, all is served

@@ -54,7 +54,7 @@ def test_views_of_one_version_send_every_key_to_the_same_partition_and_others_ha
 
 
 def test_of_two_that_change_one_version_the_second_has_to_look_again() -> None:
-    """The store refuses the second write (tests/server/routing/test_ring_store.py); what it then finds has both or its
+    """The store refuses the second write (tests/server/cluster/test_ring_store.py); what it then finds has both or its
     reason."""
     ring = ring_of(3)
     first, second = plan.join(ring, members(ids(4, 4))), plan.join(ring, members(ids(5, 5)))

@@ -20,7 +20,7 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import State
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import token_of, tokens_of
-from kvstore.server.routing.topology import ClusterTopology
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import AppendDone
 from tests.waiting import PATIENCE_S

@@ -22,14 +22,14 @@ from kvstore.meta.store import ensure_path
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.ring import codec
 from kvstore.ring.builder import new_ring
+from kvstore.server.cluster.membership import Membership
+from kvstore.server.cluster.topology import Member
 from kvstore.server.config import Limits
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Caller, Credentials
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.redis.door import RespServer
 from kvstore.server.routing.dispatch import Dispatcher
-from kvstore.server.routing.membership import Membership
-from kvstore.server.routing.topology import Member
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_FIRST
 from tests.server.backends import Collector, LedPartition

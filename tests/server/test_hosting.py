@@ -16,8 +16,8 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import State
 from kvstore.ring import codec, new_ring
 from kvstore.server import hosting as module
-from kvstore.server.control.node_report import replica_report
 from kvstore.server.hosting import Hosting
+from kvstore.server.status.node_report import replica_report
 from kvstore.types import PartitionId, ServerId
 from tests.meta.drivers import LaggingStore
 from tests.partition.effects import Writer

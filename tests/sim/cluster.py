@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstore.env import Task
 from kvstore.env.nursery import TaskNursery
-from kvstore.server.control.bootstrap import found
+from kvstore.server.cluster.bootstrap import found
 from kvstore.types import PartitionId
 from tests.sim.clients import Doors
 from tests.sim.judges.logbook import Logbook

@@ -24,7 +24,7 @@ from kvstore.ring import PartitionState
 from kvstore.ring.cover import flaw
 from kvstore.ring.hashing import TOKENS
 from kvstore.server import app
-from kvstore.server.control.pins import PinKeeper
+from kvstore.server.feed.pins import PinKeeper
 from kvstore.server.grpc.data import Data
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry

@@ -11,8 +11,8 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
 from kvstore.meta.zookeeper.store import ZooKeeperStore
-from kvstore.server.routing.addresses import addresses
-from kvstore.server.routing.topology import Member
+from kvstore.server.cluster.addresses import addresses
+from kvstore.server.cluster.topology import Member
 from kvstore.spark.cluster import find
 
 

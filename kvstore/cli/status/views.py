@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from kvstore.cli.output import as_table, shown_prefix
 from kvstore.proto.namespaces import KINDS, strain_of
-from kvstore.server.control.health import copies_of, retired_in, to_serve
+from kvstore.server.status.health import copies_of, retired_in, to_serve
 from kvstore.versions import release_for
 
 if TYPE_CHECKING:

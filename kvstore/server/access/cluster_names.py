@@ -13,7 +13,7 @@ from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.access import AccessStore
-from kvstore.server.routing.cluster_reader import ClusterReader
+from kvstore.server.cluster.cluster_reader import ClusterReader
 
 _WITH_INCARNATION = re.compile(r"(.+)-[0-9a-f]{12}")
 """A bookie id that a node made of its own id (kvstore/bookie/identity.py)."""

@@ -16,8 +16,8 @@ from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.changes import Interest, first_seq_of, time_of
 from kvstore.ring import Ring, codec
-from kvstore.server.control.retirement import partitions_kept
 from kvstore.server.feed.tail import Cursor, FeedLogs, LiveTail, end_of, oldest_of
+from kvstore.server.placement.retirement import partitions_kept
 from kvstore.types import EntryId, PartitionId, Position, Seq
 from kvstore.wal.seek import Found
 

@@ -24,7 +24,6 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.proto.digest import EntryDigest
 from kvstore.ring import PartitionState, Ring, decode
-from kvstore.server.control.retirement import kept_ledgers
 from kvstore.server.fsck.findings import (
     START_SERVERS,
     SWEPT,
@@ -40,6 +39,7 @@ from kvstore.server.fsck.findings import (
 )
 from kvstore.server.fsck.presence import Presence, subject_of
 from kvstore.server.fsck.undecodable import undecodable_nodes
+from kvstore.server.placement.retirement import kept_ledgers
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.config import LogConfig

@@ -12,7 +12,7 @@ from kvstore.meta.service_info import decode_service_info
 from kvstore.meta.snapshots import SnapshotRecord
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.ranking import Published
-from kvstore.server.routing.topology import Member
+from kvstore.server.cluster.topology import Member
 from kvstore.types import BookieId, PartitionId
 from kvstore.wal.pins import Pin
 

@@ -18,12 +18,12 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
 from kvstore.server.access.identities import Access
-from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.grpc.access_admin import AccessAdmin
 from kvstore.server.grpc.namespace_admin import Known, NamespaceAdmin
 from kvstore.server.grpc.node_admin import NodeAdmin, NodeParts
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
 from kvstore.server.routing.backend import Backend
+from kvstore.server.status.ledger_survey import LedgerSurvey
 from kvstore.types import BookieId, LedgerId, PartitionId
 from kvstore.versions import Versions
 from kvstore.wal.lists import LedgerLists
@@ -34,7 +34,7 @@ DRAIN_TIMEOUT_S = 30.0
 
 
 class Surveys(Protocol):
-    """kvstore.server.control.surveyor.Surveyor."""
+    """kvstore.server.status.surveyor.Surveyor."""
 
     def own(self) -> admin_pb2.NodeReport:
         """This node's report, from memory."""

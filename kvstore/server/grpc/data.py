@@ -25,7 +25,7 @@ from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.hashing import TOKENS
 from kvstore.rpc.calls import Few, check_cluster
 from kvstore.rpc.status import abort
-from kvstore.server.control.pins import PinKeeper, PinsSource
+from kvstore.server.feed.pins import PinKeeper, PinsSource
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -20,9 +20,9 @@ from kvstore.ring import Member, Move, MoveId, MoveState, Ring, Rings
 from kvstore.ring import replicas as replica_steps
 from kvstore.ring.once import once, plan_token
 from kvstore.ring.operations import find
-from kvstore.server.control import proposal
-from kvstore.server.control.assign import homeless
-from kvstore.server.control.load import Load, suggest
+from kvstore.server.cluster import proposal
+from kvstore.server.load.load import Load, suggest
+from kvstore.server.placement.assign import homeless
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import Versions

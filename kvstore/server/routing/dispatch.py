@@ -17,10 +17,10 @@ from kvstore.partition.leading.answers import Soon
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS
 from kvstore.ring.hashing import token_of, tokens_of
+from kvstore.server.cluster.membership import Membership
 from kvstore.server.config import Limits
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.pending import Pending
 from kvstore.server.routing.ports import Links, LocalReplica
 from kvstore.server.routing.router import FOLLOWER_LEVELS, Router

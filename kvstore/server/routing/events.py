@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.partition.state.commands import Op, Sink
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import PeerSink
-from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -40,6 +40,7 @@ from typing import assert_never
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.state.commands import Code, Level, Op, Sink
 from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, POINT_READS, READS, UNORDERED
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.routing.events import (
     Closing,
     Command,
@@ -68,7 +69,6 @@ from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of, written_bytes_of_each
 from kvstore.server.routing.redirects import WAIT_S, Redirected, Redirects
 from kvstore.server.routing.routes import Routes
-from kvstore.server.routing.topology import ClusterTopology
 from kvstore.server.routing.waiting_lines import WaitingLines
 from kvstore.types import PartitionId, ServerId
 

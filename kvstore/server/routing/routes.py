@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 
 ASK_AGAIN_S = 0.1

@@ -42,14 +42,14 @@ MayGoOn = Callable[[], Awaitable[bool]]
 
 
 class Survey(Protocol):
-    """The survey of the cluster: kvstore.server.control.surveyor.Surveyor."""
+    """The survey of the cluster: kvstore.server.status.surveyor.Surveyor."""
 
     def own(self) -> NodeReport: ...
     async def take(self) -> ClusterReport: ...
 
 
 class Ledgers(Protocol):
-    """kvstore.server.control.ledger_survey.LedgerSurvey."""
+    """kvstore.server.status.ledger_survey.LedgerSurvey."""
 
     async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse: ...
 

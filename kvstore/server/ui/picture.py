@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstore.proto.admin_pb2 import ClusterReport
-from kvstore.server.control.health import to_serve
+from kvstore.server.status.health import to_serve
 from kvstore.server.ui.words import count, rate, span
 
 COLOURS = 8

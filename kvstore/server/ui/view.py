@@ -1,5 +1,5 @@
 """The content of the dashboard, from a report of the cluster: words and numbers for the template, and those
-that are kept fresh. Decides only. The verdict is kvstore.server.control.health's, here as in `kvstore status`."""
+that are kept fresh. Decides only. The verdict is kvstore.server.status.health's, here as in `kvstore status`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvstore.proto.admin_pb2 import (
     PartitionView,
 )
 from kvstore.proto.namespaces import KINDS, refusing, shares_of, strain_of
-from kvstore.server.control.health import BEHIND_MAX, copies_of, is_scarce
+from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce
 from kvstore.server.ui.history import SAMPLES, History
 from kvstore.server.ui.picture import line_of, ring_of
 from kvstore.server.ui.words import count, key, rate, size, span, took

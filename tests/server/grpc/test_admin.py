@@ -34,10 +34,10 @@ from kvstore.rpc.status import from_rpc_error
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.changes import Changes
 from kvstore.server.access.identities import Access
-from kvstore.server.control.ledger_survey import LedgerSurvey
 from kvstore.server.grpc import admin
 from kvstore.server.grpc.admin import Admin, numbers
 from kvstore.server.grpc.audit import Audited
+from kvstore.server.status.ledger_survey import LedgerSurvey
 from kvstore.types import (
     BookieId,
     EntryId,

@@ -21,9 +21,9 @@ from kvstore.proto import admin_pb2
 from kvstore.ring import TOKENS, MoveId, MoveState, Ring, new_ring, plan, steps
 from kvstore.ring.moves import Pace
 from kvstore.ring.operations import REMEMBERED_MAX
-from kvstore.server.control import proposal
-from kvstore.server.control.load import HotKey, Load
+from kvstore.server.cluster import proposal
 from kvstore.server.grpc.ring_admin import RingAdmin
+from kvstore.server.load.load import HotKey, Load
 from kvstore.types import LedgerId, PartitionId, Seq, ServerId
 from kvstore.versions import LATEST, Fixed
 from kvstore.wal.lists import LedgerLists

@@ -17,9 +17,9 @@ from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.lock import Lock
 
 from kvstore.server.access.identities import Access
+from kvstore.server.cluster.topology import Member
 from kvstore.server.redis import rewrites, scripts
 from kvstore.server.redis.cluster import SLOTS, shares
-from kvstore.server.routing.topology import Member
 from kvstore.types import ServerId
 from tests.server.access.tables import table
 from tests.server.redis.door import Door, redis_door

@@ -11,6 +11,7 @@ import pytest
 from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.partition.state import commands
 from kvstore.ring.builder import new_ring
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.peer.refusals import Refusals
 from kvstore.server.routing import events, redirects, waiting_lines
 from kvstore.server.routing import router as module
@@ -19,7 +20,6 @@ from kvstore.server.routing.large_reads import BYTES_AT_ONCE, LargeReads
 from kvstore.server.routing.redirects import WAIT_S
 from kvstore.server.routing.router import Router
 from kvstore.server.routing.routes import ASK_AGAIN_S, Routes
-from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 from tests.server.routing.world import Door, World
 

@@ -19,13 +19,13 @@ from kvstore.ring import Ring, plan, steps
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import token_of
 from kvstore.ring.moves import MoveId
+from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.peer.refusals import Refusals
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.large_reads import BYTES_AT_ONCE
 from kvstore.server.routing.pending import PeerSink
 from kvstore.server.routing.router import Router
-from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")

@@ -23,9 +23,9 @@ from kvstore.env.transport import TcpTransport
 from kvstore.meta.registration import Bookies
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
 from kvstore.ring.builder import new_ring
-from kvstore.server.control.overview import Survey, report_of_cluster
+from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.server.http.door import HttpDoor
-from kvstore.server.routing.topology import ClusterTopology, Member
+from kvstore.server.status.overview import Survey, report_of_cluster
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import BookieId, PartitionId, ServerId
 from tests.browser import CHROMIUM, tab_of

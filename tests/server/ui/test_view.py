@@ -9,12 +9,12 @@ import pytest
 
 from kvstore.cli.status.views import bookie_document
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
-from kvstore.server.control.health import findings_of, health_of
+from kvstore.server.status.health import findings_of, health_of
 from kvstore.server.ui.history import SAMPLES, History
 from kvstore.server.ui.picture import line_of, ring_of
 from kvstore.server.ui.view import BOOKIE_COLUMNS, NODE_COLUMNS, live_of, page_of, shape_of
 from kvstore.server.ui.words import key, parts, rate, size, span, took
-from tests.server.control.test_health import silent, well
+from tests.server.status.test_health import silent, well
 
 
 def judged(report: ClusterReport) -> ClusterReport:

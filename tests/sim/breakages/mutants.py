@@ -43,10 +43,10 @@ from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import State
 from kvstore.partition.state.transfer import Export
 from kvstore.proto.bookkeeper import Status
-from kvstore.server.control import dates
-from kvstore.server.control.dates import Heard, Judge
-from kvstore.server.control.dating import JudgedClock
-from kvstore.server.control.kept_date import KeptDate
+from kvstore.server.clock import dates
+from kvstore.server.clock.dates import Heard, Judge
+from kvstore.server.clock.dating import JudgedClock
+from kvstore.server.clock.kept_date import KeptDate
 from kvstore.server.peer.proof import Called
 from kvstore.types import BookieId, EntryId, Position, Seq, ServerId
 from kvstore.wal.leading.leader_log import OpenLog

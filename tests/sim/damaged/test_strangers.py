@@ -14,7 +14,7 @@ from kvstore.meta import paths
 from kvstore.partition.moves.source import FLIPPED, ROUTED_BYTES
 from kvstore.ring import Ring, codec
 from kvstore.server import hosting
-from kvstore.server.routing.ring_store import change_ring
+from kvstore.server.cluster.ring_store import change_ring
 from kvstore.types import ServerId
 from tests.sim.damaged.strangers import WAYS, Stranger, forged
 from tests.sim.judges.operations import Status

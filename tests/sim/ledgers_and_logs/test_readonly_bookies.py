@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kvstore.server.control.rereplicate import Rereplicator
+from kvstore.autorecovery.rereplicate import Rereplicator
 from kvstore.types import BookieId, EntryId, LedgerId
 from kvstore.wal.copies.copier import Copier
 from kvstore.wal.copies.pace import Pace

@@ -22,7 +22,7 @@ from kvstore.partition.state.commands import Code, Flag, Level
 from kvstore.partition.state.tokens import Span, spans_of
 from kvstore.ring import Member, PartitionState, Ring, new_ring, plan
 from kvstore.ring.hashing import TOKENS, token_of
-from kvstore.server.routing.ring_store import change_ring
+from kvstore.server.cluster.ring_store import change_ring
 from kvstore.types import PartitionId, ServerId
 from tests.sim.clients import Identity, Worker
 from tests.sim.cluster import Cluster

@@ -10,7 +10,7 @@ import pytest
 from kvstore.meta import paths
 from kvstore.partition.moves.import_driver import Means
 from kvstore.ring import Pace, PartitionState, steps
-from kvstore.server.control import steward
+from kvstore.server.placement import steward
 from kvstore.types import PartitionId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins

@@ -9,7 +9,7 @@ import pytest
 from kvstore.errors import StoreError
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Level
-from kvstore.server.routing.ring_store import RingStore
+from kvstore.server.cluster.ring_store import RingStore
 from kvstore.types import PartitionId
 from tests.sim.clients import Identity, Worker
 from tests.sim.judges.operations import Status

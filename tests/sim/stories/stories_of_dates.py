@@ -10,7 +10,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag
 from kvstore.proto import kv_pb2
-from kvstore.server.control.dates import RATE
+from kvstore.server.clock.dates import RATE
 from kvstore.server.grpc.session import progress_of
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists

@@ -10,7 +10,7 @@ import pytest
 
 import tests.sim.run
 from kvstore.partition.versioning import Versioning
-from kvstore.server.control import rising
+from kvstore.server.cluster import rising
 from kvstore.versions import Fixed, Versions
 from tests.sim.judges.probes import hits
 from tests.sim.run import run

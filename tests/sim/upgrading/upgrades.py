@@ -7,7 +7,7 @@ import asyncio
 from kvstore import versions
 from kvstore.meta import paths
 from kvstore.partition.state.entry import Kind
-from kvstore.server.routing.cluster_version import ClusterVersionStore
+from kvstore.server.cluster.cluster_version import ClusterVersionStore
 from tests.sim.cluster import Cluster
 from tests.sim.judges.probes import declare, probe
 from tests.sim.nodes import Node

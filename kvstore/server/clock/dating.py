@@ -1,0 +1,216 @@
+"""Keeps the date that this server uses: samples its clocks, asks the other servers, and lets dates.py judge."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from kvstore.env import Clock, Env
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.ring.ring import Ring
+from kvstore.server.clock.dates import HEARD_S, Heard, Judge
+from kvstore.server.clock.kept_date import KeptDate
+from kvstore.server.listeners import Listeners
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+DATES = PartitionId("@dates")
+"""No partition has this name: calls under it are for the server."""
+SAMPLE_S = 0.25
+ASK_S = 1.0
+ASK_UNKNOWN_S = 0.2
+"""Between two rounds of questions, by one that has taken over no date yet."""
+CALL_S = 1.0
+"""What took longer to answer says nothing about the date: half of it is how wrong it may be."""
+ASKED_MAX = 8
+"""Servers in one round; of more than that, each round asks the next ones."""
+
+
+class Told(NamedTuple):
+    """The dates that servers tell each other."""
+
+    date_ms: int
+    is_sure: bool
+    doubt: str = ""
+    drift_ms: float = 0.0
+    """How far its wall clock is ahead of its date."""
+    has_date: bool | None = None
+    """True if elapsed time explains the date. None: a server of an earlier version, which does not say."""
+    behind_ms: float = 0.0
+    """How far the wall clocks of a majority are ahead of its date."""
+
+
+SAYS_MORE = b"has_date"
+"""The question of a server that understands the last fields; earlier versions take no longer array."""
+told_of = msgspec.msgpack.Decoder(Told).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Calls(Protocol):
+    """kvstore.server.peer.links.PeerLinks."""
+
+    async def call(
+        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
+    ) -> bytes: ...
+
+
+class JudgedClock:
+    """The Clock port with a judged date."""
+
+    def __init__(self, raw: Clock, server: ServerId, kept_ms: float | None = None) -> None:
+        """`kept_ms`: the offset of the date that the process before had, if the machine was not rebooted since."""
+        self.now, self.wall_ms, self.boot_id = raw.now, raw.wall_ms, raw.boot_id
+        self.judge = Judge(server, raw.now(), raw.wall_ms(), kept_ms)
+        self.servers: Callable[[], frozenset[ServerId]] = frozenset
+        """Those of the ring, once there is one."""
+        self._listeners = Listeners()
+
+    def date_ms(self) -> int:
+        return int(self.now() * 1000 + self.judge.offset_ms)
+
+    def shown_ms(self) -> int:
+        return self.judge.shown_ms(self.now())
+
+    def passed_ms(self) -> int:
+        return self.date_ms() if self.judge.may_remove else 0
+
+    def may_lead(self) -> bool:
+        self.look()
+        return self.judge.may_lead
+
+    def has_date(self) -> bool:
+        return self.judge.is_known
+
+    def on_date_judged(self, changed: Callable[[], None]) -> Callable[[], None]:
+        return self._listeners.add(changed)
+
+    def look(self) -> None:
+        """Judge anew, if something may have changed."""
+        judge, now, wall_ms = self.judge, self.now(), self.wall_ms()
+        if judge.is_calm(now, wall_ms):
+            return
+        servers = self.servers()
+        before = judge.may_lead, judge.is_known
+        rounds = -(-len(servers) // ASKED_MAX)
+        judge.look(now, wall_ms, servers, HEARD_S + rounds * ASK_S)
+        if (judge.may_lead, judge.is_known) != before:
+            self._listeners.tell()
+
+
+class Dating:
+    """The dating of one server: it keeps the date that the server goes by."""
+
+    def __init__(self, env: Env, server: ServerId, clock: JudgedClock, links: Calls, ring: Callable[[], Ring]) -> None:
+        self.clock = clock
+        self._kept = KeptDate(env.disk, clock)
+        self._server, self._links, self._ring = server, links, ring
+        self._nursery, self._beat = env.nursery.child("dating"), env.beat
+        self._known: tuple[int, frozenset[ServerId]] = -1, frozenset()
+        self._asked: set[ServerId] = set()
+        """Who has not answered yet."""
+        self._next = 0
+        self._was_sure = True
+        self._loop: asyncio.AbstractEventLoop
+        self._timer: asyncio.TimerHandle | None = None
+        clock.servers = self.servers
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sample()
+        self._nursery.spawn(self._ask_now_and_then(), name="ask for dates")
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._nursery.close()
+
+    def servers(self) -> frozenset[ServerId]:
+        """All that the ring gives replicas."""
+        ring = self._ring()
+        if self._known[0] != ring.version:
+            found = frozenset(server for member in ring.partitions.values() for server in member.replicas)
+            self._known = ring.version, found
+        return self._known[1]
+
+    def statistics(self) -> dict[str, float]:
+        judge = self.clock.judge
+        return {
+            "date_doubtful": int(not judge.is_sure),
+            "date_removes": int(judge.may_remove),
+            "date_drift_s": judge.drift_ms / 1000,
+            "date_behind_s": judge.behind_ms / 1000,
+            "dates_taken_over_total": judge.taken_over,
+        }
+
+    def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """Answer another server with this one's date. Raises InvalidRequest."""
+        if method != "date":
+            raise InvalidRequest(f"expected the method date, got {method!r}")
+        told = self.told()
+        return encode(told) if body == SAYS_MORE else encode(told[:4])
+
+    def told(self) -> Told:
+        self.clock.look()
+        judge = self.clock.judge
+        date_ms = judge.told_ms(self.clock.now())
+        return Told(date_ms, judge.is_sure, judge.doubt, judge.drift_ms, judge.has_date, judge.behind_ms)
+
+    def _sample(self) -> None:
+        self._timer = self._loop.call_later(self._beat.delay_s(SAMPLE_S), self._sample)
+        self.clock.look()
+        judge = self.clock.judge
+        if judge.has_date:
+            self._kept.keep(judge.offset_ms)
+        if judge.is_sure is not self._was_sure:
+            self._was_sure = judge.is_sure
+            if judge.is_sure:
+                log.info("server=%s is sure of its date again: %d", self._server, self.clock.date_ms())
+            else:
+                log.warning("server=%s is not sure of its date, others shall lead: %s", self._server, judge.doubt)
+
+    async def _ask_now_and_then(self) -> None:
+        while True:
+            others = sorted(self.servers() - {self._server})
+            is_known = self.clock.judge.is_known
+            for server in self._some_of(others) if is_known else others:
+                if server not in self._asked:
+                    self._asked.add(server)
+                    self._nursery.spawn(self._ask(server), name=f"ask {server} for its date")
+            await self._beat.rest(ASK_S if is_known else ASK_UNKNOWN_S)
+
+    def _some_of(self, others: list[ServerId]) -> list[ServerId]:
+        if len(others) <= ASKED_MAX:
+            return others
+        turned = others[self._next % len(others) :] + others[: self._next % len(others)]
+        self._next += ASKED_MAX
+        return turned[:ASKED_MAX]
+
+    async def _ask(self, server: ServerId) -> None:
+        asked_at = self.clock.now()
+        try:
+            told = told_of(await self._links.call(server, DATES, "date", SAYS_MORE, CALL_S))
+        except (StoreError, msgspec.MsgspecError) as error:
+            log.debug("server=%s does not tell its date: %r", server, error)
+            return
+        finally:
+            self._asked.discard(server)
+        now = self.clock.now()
+        if now - asked_at <= CALL_S:
+            self.clock.judge.hear(server, _heard(told, (asked_at + now) / 2, asked_at))
+            self.clock.look()
+
+
+def _heard(told: Told, at: float, asked_at: float) -> Heard:
+    """Return what the answer says: a server that is not sure tells its wall clock, and how far that is ahead. The
+    answer is as old as its question: it may have been given before the clocks here moved apart."""
+    offset_ms = told.date_ms - at * 1000
+    date_ms, wall_ms = offset_ms - told.drift_ms, offset_ms
+    if told.is_sure:
+        date_ms, wall_ms = offset_ms, offset_ms + told.drift_ms
+    has_date = told.is_sure if told.has_date is None else told.has_date
+    return Heard(date_ms if has_date else None, wall_ms, told.is_sure, asked_at)

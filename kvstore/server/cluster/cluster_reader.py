@@ -1,0 +1,89 @@
+"""Reads from the metadata store what a server knows of the cluster: the ring, the servers, the leaders.
+
+A node that cannot be decoded is passed over: what was known of it before goes on, and all else is read.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kvstore.errors import NoSuchNode, UndecodableNode
+from kvstore.meta import paths
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.election.ranking import LeaderRecord
+from kvstore.ring import codec
+from kvstore.ring.ring import Ring
+from kvstore.server.cluster.topology import ClusterTopology, Member
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+
+class ClusterReader:
+    """Reads single nodes. Each method raises MetadataError."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self.undecodable: set[str] = set()
+        """Nodes that could not be decoded when they were last read."""
+        self.stored = 0, 0
+        """A version of the ring, and of its znode with it."""
+
+    async def ring(self) -> Ring:
+        """Read the ring. Raises NoSuchNode, UndecodableNode."""
+        data, stat = await self._store.get(paths.RING)
+        ring = codec.decode(data)
+        self.undecodable.discard(paths.RING)
+        if ring.version > self.stored[0]:
+            self.stored = ring.version, stat.version
+        return ring
+
+    async def leader(self, partition: PartitionId, known: ClusterTopology | None) -> tuple[ServerId, int] | None:
+        """Read a partition's leader and its epoch; None if there is none."""
+        path = paths.partition_leader(partition)
+        try:
+            data, _ = await self._store.get(path)
+        except NoSuchNode:
+            self.undecodable.discard(path)
+            return None
+        try:
+            record = LeaderRecord.decode(data)
+        except UndecodableNode as error:
+            self.pass_over(path, error)
+            return known.leaders.get(partition) if known is not None else None
+        self.undecodable.discard(path)
+        return record.server, record.epoch
+
+    async def servers(self, known: ClusterTopology | None) -> dict[ServerId, Member]:
+        """Read all servers that are up."""
+        found: dict[ServerId, Member] = {}
+        try:
+            names = await self._store.children(paths.SERVERS)
+        except NoSuchNode:
+            return found
+        self.undecodable -= {paths.server(each) for each in self.undecodable_servers if each not in names}
+        for name in names:
+            server = ServerId(name)
+            try:
+                data, _ = await self._store.get(paths.server(server))
+                found[server] = Member.decode(data)
+                self.undecodable.discard(paths.server(server))
+            except NoSuchNode:
+                continue
+            except UndecodableNode as error:
+                self.pass_over(paths.server(server), error)
+                if known is not None and server in known.servers:
+                    found[server] = known.servers[server]
+        return found
+
+    @property
+    def undecodable_servers(self) -> list[ServerId]:
+        """The servers whose znodes could not be decoded when they were last read."""
+        below = paths.server(ServerId(""))
+        return sorted(ServerId(each.removeprefix(below)) for each in self.undecodable if each.startswith(below))
+
+    def pass_over(self, path: str, error: UndecodableNode) -> None:
+        """Go on with what was known of a node, and say so once."""
+        if path not in self.undecodable:
+            log.error("%s cannot be read, going on with what was known of it: %s", path, error)
+        self.undecodable.add(path)

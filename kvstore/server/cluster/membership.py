@@ -1,0 +1,297 @@
+"""Keeps what this server knows of the cluster fresh. Watches are hints; all is read again every 10 s."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from kvstore.env import Env
+from kvstore.env.events import wait_within
+from kvstore.errors import MetadataError, NoSuchNode, UndecodableNode
+from kvstore.meta import paths
+from kvstore.meta.store import MetadataStore, Watch
+from kvstore.ring.ring import Ring
+from kvstore.server.cluster.announcement import Announcement
+from kvstore.server.cluster.cluster_reader import ClusterReader
+from kvstore.server.cluster.topology import ClusterTopology, Member
+from kvstore.server.listeners import Listeners
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+REREAD_S = 10.0
+RETRY_S = 0.2
+DISBELIEF_S = 1.0
+"""For so long after a hint of a ring that there is not, nothing but watches makes this server read the ring."""
+SPREAD_S = 0.002
+"""For each server of the cluster: when the ring changes they do not all read it in the same moment."""
+
+
+class Membership:
+    """One server's knowledge of its cluster. `topology` is replaced whole at each change; then those are told that
+    asked by `on_topology`."""
+
+    def __init__(self, env: Env, store: MetadataStore, member: Member) -> None:
+        self._env, self._store = env, store
+        self.announcement = Announcement(store, member)
+        self._reader = ClusterReader(store)
+        self._nursery = env.nursery.child("membership")
+        self._topology: ClusterTopology | None = None
+        self._listeners = Listeners()
+        self._wanted: set[str] = set()
+        """Paths to read again."""
+        self._hint = asyncio.Event()
+        self._watches: dict[str, Watch] = {}
+        self._failed = False
+        self._hinted = 0
+        """The latest version of the routing that a hint has named, until it was looked for."""
+        self._disbelieves_until = 0.0
+        self.false_hints = 0
+        self.read_at = env.clock.now()
+        """When the cluster's state was last read whole; before the first time, when reading began."""
+
+    @property
+    def topology(self) -> ClusterTopology:
+        assert self._topology is not None, "the topology is asked for before `wait_ring` has returned"
+        return self._topology
+
+    def start(self) -> None:
+        """Begin to read."""
+        for path in (paths.RING, paths.SERVERS):
+            self._watch(path)
+        self._nursery.spawn(self._keep_fresh(), name="read")
+
+    async def wait_ring(self) -> Ring:
+        """The ring, once there is one."""
+        ready = asyncio.Event()
+        forget = self.on_topology(ready.set)
+        while self._topology is None:
+            await ready.wait()
+            ready.clear()
+        forget()
+        return self._topology.ring
+
+    async def announce(self) -> None:
+        """Let the cluster know of this server, as soon as that can be: at once, unless the metadata store is away; if
+        another process has its place, it is waited for that one's end. It stays announced over lost sessions."""
+        await self.announcement.publish(self._nursery)
+
+    @property
+    def undecodable_servers(self) -> list[ServerId]:
+        """The servers of which it cannot be read what they say of themselves."""
+        return self._reader.undecodable_servers
+
+    async def close(self) -> None:
+        for watch in self._watches.values():
+            watch.close()
+        await self._nursery.close()
+
+    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after each change; returns what ends that."""
+        return self._listeners.add(changed)
+
+    def note_leader(self, partition: PartitionId, server: ServerId | None) -> None:
+        """Note which server leads, as a replica here has learnt it, perhaps before the leader's znode is there: a
+        server to which a lead is being handed over lets operations wait for it. The znode is read when it changes; and
+        now, if no server is known to lead."""
+        found = self._topology
+        if found is not None and partition in found.ring.partitions:
+            known = found.leaders.get(partition)
+            if server is None or known is None or known[0] != server:
+                epoch = known[1] if known else 0
+                self._replace(found.with_leader(partition, None if server is None else (server, epoch)))
+            elif server == self.announcement.member.id:
+                self._listeners.tell()  # what waits here for the partition can go on
+        if server is None:
+            self.suspect(partition)
+
+    def suspect(self, partition: PartitionId) -> None:
+        """Read the partition's leader again: the one known here does not lead it, or not any more."""
+        self._want(paths.partition_leader(partition))
+
+    @property
+    def stored_ring(self) -> tuple[Ring, int] | None:
+        """The ring that is known here, with its znode's version; None if that is not known."""
+        ring, version = self.topology.ring, self._reader.stored
+        return (ring, version[1]) if version[0] == ring.version else None
+
+    # docs/protocol.md H9
+    def note_written(self, ring: Ring, stored: int) -> None:
+        """This server has written a later ring, which made its znode's version `stored`."""
+        if ring.version > self._reader.stored[0]:
+            self._reader.stored = ring.version, stored
+        if self._topology is not None and ring.version > self._topology.ring.version:
+            known = set(self._topology.ring.partitions)
+            for partition in sorted(set(ring.partitions) - known):
+                self._want(paths.partition_leader(partition))
+            self._replace(replace(self._topology, ring=ring))
+            self._unwatch(known - set(ring.partitions))
+
+    def suspect_ring(self) -> None:
+        """Read the ring again: the one known here does not fit what a partition owns."""
+        self._want(paths.RING)
+
+    def hint_ring(self, routed: int) -> bool:
+        """Read the ring again at once, because an operation or an answer says that keys are routed by a later one
+        (docs/protocol.md H9). False if there is nothing to wait for: that ring is known, or a hint a moment ago was of
+        a ring that there is not."""
+        if self._topology is None or routed <= self._topology.ring.routed:
+            return False
+        if self._env.clock.now() < self._disbelieves_until:
+            return False
+        if routed > self._hinted:
+            self._hinted = routed
+            self._want(paths.RING)
+        return True
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self, path: str) -> None:
+        if path not in self._watches:
+            changed = self._want_soon if path == paths.RING else self._want
+            self._watches[path] = self._store.watch(path, lambda: changed(path))
+
+    def _want(self, path: str) -> None:
+        self._wanted.add(path)
+        self._hint.set()
+
+    def _want_soon(self, path: str) -> None:
+        """Read the path again after a moment that each server draws, so that they do not all read at once. An operation
+        that was told MOVED does not wait for that (docs/protocol.md H7)."""
+        servers = len(self._topology.servers) if self._topology is not None else 0
+        delay_s = self._env.random.random() * SPREAD_S * servers
+        asyncio.get_running_loop().call_later(delay_s, self._want, path)
+
+    async def _keep_fresh(self) -> None:
+        everything, again_at = True, 0.0
+        while True:
+            wanted, self._wanted = self._wanted, set()
+            self._hint.clear()
+            try:
+                if everything or self._topology is None:
+                    if self._topology is not None:
+                        self._wanted |= wanted  # they do not wait for their turn among all
+                    await self._read_all()
+                    self.read_at = self._env.clock.now()
+                    again_at = self._env.clock.now() + REREAD_S * (1 + self._env.random.random() / 4)
+                else:
+                    await self._read_some(wanted)
+                self._failed = everything = False
+            except MetadataError as error:
+                if not self._failed:
+                    log.warning("cannot read the cluster's state, going on with what is known: %s", error)
+                self._failed = True
+                self._wanted.update(wanted)
+                await asyncio.sleep(RETRY_S)
+                continue
+            left_s = again_at - self._env.clock.now()  # hints may come all the time
+            everything = left_s <= 0 or not await wait_within(self._hint, left_s)
+
+    async def _read_all(self) -> None:
+        try:
+            ring = await self._read_hinted_ring()  # a hint that came when this was due is not looked at otherwise
+        except NoSuchNode:
+            if self._topology is None:
+                return  # a cluster that is only being made
+            raise
+        except UndecodableNode as error:
+            if self._topology is None:
+                raise
+            self._reader.pass_over(paths.RING, error)
+            ring = self._topology.ring
+        servers = await self._reader.servers(self._topology)
+        if self._topology is not None:
+            return await _read_leaders(self, self._newer(ring), servers)
+        leaders = {each: await self._read_leader(each) for each in sorted(ring.partitions)}
+        known = {partition: leader for partition, leader in leaders.items() if leader is not None}
+        self._replace(ClusterTopology(ring, known, servers))
+
+    async def _read_some(self, wanted: set[str]) -> None:
+        """Read what may have changed, and who leads the partitions that are new: these are added to `wanted`, which is
+        read again if this fails half-way."""
+        if paths.RING in wanted:
+            known = self.topology.ring
+            try:
+                ring = await self._read_hinted_ring()
+            except UndecodableNode as error:
+                self._reader.pass_over(paths.RING, error)
+                ring = known
+            wanted |= {paths.partition_leader(each) for each in set(ring.partitions) - set(known.partitions)}
+            self._replace(replace(self.topology, ring=self._newer(ring)))
+            self._unwatch(set(known.partitions) - set(self.topology.ring.partitions))
+        if paths.SERVERS in wanted:
+            self._replace(replace(self.topology, servers=await self._reader.servers(self._topology)))
+        for partition in sorted(self.topology.ring.partitions):
+            if paths.partition_leader(partition) in wanted:
+                leader = await self._read_leader(partition)
+                self._replace(self.topology.with_leader(partition, leader))
+
+    async def _read_hinted_ring(self) -> Ring:
+        """Read the ring; if a hint was of a later one than this metadata server has, the latest that there is. If there
+        is none so late, hints are not believed for a while."""
+        ring = await self._reader.ring()
+        told = self._hinted
+        if ring.routed < told:
+            await self._store.sync(paths.RING)
+            ring = await self._reader.ring()
+        if ring.routed < told:
+            self.false_hints += 1
+            self._disbelieves_until = self._env.clock.now() + DISBELIEF_S
+            self._hinted = 0
+        elif ring.routed >= self._hinted:
+            self._hinted = 0
+        else:
+            self._want(paths.RING)  # somebody has told of a still later one meanwhile
+        return ring
+
+    def _newer(self, ring: Ring) -> Ring:
+        """The ring read, unless it comes from a metadata server that lags behind."""
+        known = self._topology
+        return ring if known is None or ring.version >= known.ring.version else known.ring
+
+    def _unwatch(self, gone: Iterable[PartitionId]) -> None:
+        for partition in sorted(gone):
+            self._reader.undecodable.discard(paths.partition_leader(partition))
+            watch = self._watches.pop(paths.partition_leader(partition), None)
+            if watch is not None:
+                watch.close()
+
+    async def _read_leader(self, partition: PartitionId) -> tuple[ServerId, int] | None:
+        self._watch(paths.partition_leader(partition))
+        return await self._reader.leader(partition, self._topology)
+
+    def _replace(self, topology: ClusterTopology) -> None:
+        before, self._topology = self._topology, topology
+        if before is not None and _same(before, topology):
+            return
+        self._listeners.tell()
+
+
+async def _read_leaders(membership: Membership, ring: Ring, servers: dict[ServerId, Member]) -> None:
+    """Take what was read, and read who leads. With many partitions, or a slow metadata store, that takes seconds: what
+    is known to have changed meanwhile is read first, and then the partitions without a known leader, as those that are
+    new: operations wait for them."""
+    known = membership.topology
+    gone = set(known.ring.partitions) - set(ring.partitions)
+    leaders = {each: leader for each, leader in known.leaders.items() if each not in gone}
+    membership._replace(ClusterTopology(ring, leaders, servers))
+    membership._unwatch(gone)
+    for partition in sorted(ring.partitions, key=lambda each: (each in leaders, each)):
+        if membership._wanted:
+            wanted, membership._wanted = membership._wanted, set()
+            membership._hint.clear()
+            try:
+                await membership._read_some(wanted)
+            except MetadataError:
+                membership._wanted.update(wanted)
+                raise
+        if partition in membership.topology.ring.partitions:
+            leader = await membership._read_leader(partition)
+            if leader != membership.topology.leaders.get(partition):
+                membership._replace(membership.topology.with_leader(partition, leader))
+
+
+def _same(one: ClusterTopology, other: ClusterTopology) -> bool:
+    return one.ring.version == other.ring.version and one.leaders == other.leaders and one.servers == other.servers

@@ -1,0 +1,203 @@
+"""The ring's znode as this server sees it and changes it: the Rings by which ranges and replicas are moved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.errors import MetadataUnavailable, MetadataUnknown, Overloaded, StoreError
+from kvstore.meta import paths
+from kvstore.meta.store import MetadataStore
+from kvstore.meta.update import update
+from kvstore.ring import Ring, codec
+from kvstore.server.cluster.membership import Membership
+
+RING_BYTES_MAX = 512 << 10
+"""The largest znode with which anything is planned. A plan that would make it larger is refused; it can be made in
+parts."""
+RING_STEP_BYTES_MAX = 768 << 10
+"""The largest one at all, below what ZooKeeper takes. What was planned grows a little while it is carried out, and
+nobody is asked for a range that has been given away until the ring says who owns it."""
+
+
+class RingStore:
+    """A kvstore.ring.Rings over the metadata store. What this server writes it knows at once."""
+
+    def __init__(self, store: MetadataStore, membership: Membership) -> None:
+        self._store, self._membership = store, membership
+        self._turn = asyncio.Lock()
+        self._waiting: list[_Change] = []
+
+    @property
+    def ring(self) -> Ring:
+        return self._membership.topology.ring
+
+    def hint(self, routed: int) -> None:
+        self._membership.hint_ring(routed)
+
+    def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
+        known = self.ring.version
+
+        def look() -> None:
+            nonlocal known
+            if self.ring.version != known:
+                known = self.ring.version
+                changed()
+
+        return self._membership.on_topology(look)
+
+    async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False, plans: bool = False) -> Ring:
+        """One write at a time: those of this server would only make each other begin anew. What waits meanwhile is
+        written together, each step on what the one before it has made."""
+        mine = _Change(step, soon, plans)
+        self._waiting.append(mine)
+        try:
+            async with self._turn:
+                if not mine.is_over:
+                    taken, self._waiting = self._waiting, []
+                    await self._make(taken)
+        finally:
+            if mine in self._waiting:  # cancelled before its turn
+                self._waiting.remove(mine)
+        if mine.error is not None:
+            raise mine.error
+        assert mine.ring is not None
+        return mine.ring
+
+    async def _make(self, taken: list[_Change]) -> None:
+        """Write these changes, and tell each what has come of it."""
+        together = _together(taken)
+        known = self._membership.stored_ring if all(each.soon for each in taken) else None
+        try:
+            plans = any(each.plans for each in taken)
+            ring, version = await change_ring_at(self._store, together, known, plans=plans)
+        except Overloaded as error:
+            if len(taken) == 1:
+                return _end(taken, error)
+            await self._make_apart(taken)
+        except (StoreError, ValueError) as error:
+            _end(taken, error)
+        except BaseException:
+            _end(taken, MetadataUnknown("whoever wrote the ring was cancelled"))
+            raise
+        else:
+            _end(taken, None)
+            self._membership.note_written(ring, version)
+
+    async def _make_apart(self, taken: list[_Change]) -> None:
+        """Together they are too large for the znode, and nothing was written: each hears of its own."""
+        try:
+            for each in taken:
+                each.ring = each.error = None
+                await self._make([each])
+        finally:
+            _end([each for each in taken if not each.is_over], MetadataUnavailable("whoever wrote the ring has ended"))
+
+
+@dataclass(eq=False)
+class _Change:
+    """A change of the ring that waits for its turn, and its outcome."""
+
+    step: Callable[[Ring], Ring]
+    soon: bool = False
+    plans: bool = False
+    ring: Ring | None = None
+    error: Exception | None = None
+    is_over: bool = False
+
+
+def _end(changes: list[_Change], failure: Exception | None) -> None:
+    for each in changes:
+        each.is_over = True
+        each.error = each.error or failure
+
+
+def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
+    """Return a step that takes all of them. A step that refuses its change stops no other."""
+    allowed: set[int] = set()
+
+    def step(ring: Ring) -> Ring:
+        for number, each in enumerate(changes):
+            each.ring = each.error = None
+            try:
+                ring = each.ring = each.step(ring)
+                allowed.add(number)
+            except Exception as error:  # noqa: BLE001 - a fault of one harms no other; raised where it was asked for
+                # Refused after it was allowed: perhaps an attempt of unknown outcome was written.
+                each.error = MetadataUnknown(f"tried again, and then: {error!r}") if number in allowed else error
+        return ring
+
+    return step
+
+
+class _Stale(Exception):
+    """The outcome of the step cannot be told by the ring that is known here: the stored one has to be read."""
+
+
+async def change_ring(store: MetadataStore, step: Callable[[Ring], Ring]) -> Ring:
+    """Store `step(ring)`, perhaps a plan, by compare-and-set and return it; see kvstore.ring.Rings. Raises Overloaded
+    if that would be too large for its znode."""
+    return (await change_ring_at(store, step, plans=True))[0]
+
+
+async def change_ring_at(
+    store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None = None, *, plans: bool = False
+) -> tuple[Ring, int]:
+    """The same; also the znode's version. `known`: a ring, and the version that the znode had with it, to begin with
+    instead of reading."""
+    if known is not None:
+        try:
+            return await _change_ring(store, step, known, plans)
+        except _Stale:
+            pass  # nothing was written
+    return await _change_ring(store, step, None, plans)
+
+
+async def _change_ring(
+    store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None, plans: bool
+) -> tuple[Ring, int]:
+    sent: list[bytes] = []
+    """What was written with unknown outcome: if that is what is found, it has succeeded."""
+    found = b""
+    is_read = False
+
+    async def read() -> tuple[Ring, int]:
+        nonlocal found, known, is_read
+        if known is not None:
+            begun_with, known = known, None
+            return begun_with
+        is_read = True
+        found, stat = await store.get(paths.RING)
+        return codec.decode(found), stat.version
+
+    async def write(ring: Ring, version: int) -> int:
+        data = codec.encode(ring)
+        bytes_max = RING_BYTES_MAX if plans else RING_STEP_BYTES_MAX
+        if len(data) > bytes_max:
+            refused = f"the ring would take {len(data)} bytes, at most {bytes_max}: plan less at once"
+            raise MetadataUnknown(f"the ring may have been changed; then {refused}") if sent else Overloaded(refused)
+        try:
+            return await store.set(paths.RING, data, version)
+        except MetadataUnknown:
+            sent.append(data)
+            raise
+
+    def decide(ring: Ring) -> Ring:
+        if found in sent:
+            return ring
+        try:
+            wanted = step(ring)
+        except ValueError as error:
+            if sent:
+                raise MetadataUnknown(
+                    f"the ring may have been changed; a second attempt was refused: {error}"
+                ) from None
+            if not is_read:
+                raise _Stale from None
+            raise
+        if wanted is ring and not is_read:
+            raise _Stale
+        return wanted
+
+    return await update(read, write, decide)

@@ -1,0 +1,95 @@
+"""Follows the cluster's version, and refuses to go on where the cluster can do more than this build (docs/protocol.md
+V2)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvstore import versions
+from kvstore.env import Env
+from kvstore.env.events import wait_within
+from kvstore.errors import ClusterTooNew, MetadataError, UndecodableNode
+from kvstore.meta.store import MetadataStore, Watch
+from kvstore.server.cluster.cluster_version import ClusterVersion, ClusterVersionStore
+from kvstore.server.listeners import Listeners
+from kvstore.types import ServerId
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+"""Between two attempts to read while the metadata store is away. Until then the last version holds: it never falls."""
+REREAD_S = 10.0
+
+
+class VersionFollower:
+    """kvstore.versions.Versions of one server, from `open` to `close`."""
+
+    def __init__(self, env: Env, store: MetadataStore, server: ServerId, can: int = versions.LATEST) -> None:
+        self.can = can
+        self.found = ClusterVersion()
+        self.stored = versions.FIRST
+        """The version that the metadata store had when it was last read: lower than that if it is an older copy."""
+        self._listeners = Listeners()
+        self._store, self._server = ClusterVersionStore(store), server
+        self._nursery = env.nursery.child("cluster version")
+        self._changed = asyncio.Event()
+        self._watch: Watch | None = None
+
+    @property
+    def cluster(self) -> int:
+        """The version that the cluster is at: at least, since what is known here may be a moment old."""
+        return self.found.version
+
+    def on_rise(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` each time that a higher version has been read; returns what ends that."""
+        return self._listeners.add(changed)
+
+    async def open(self) -> None:
+        """Read it before the server opens anything. Raises ClusterTooNew, MetadataUnavailable, MetadataUnknown,
+        UndecodableNode."""
+        self._watch = self._store.watch(self._changed.set)
+        await self._read()
+        self._nursery.spawn(self._follow(), name="follow")
+
+    def look(self) -> None:
+        """Read it again now. A server does so once it is registered: before that nobody waits for it with a rise."""
+        self._changed.set()
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        await self._nursery.close()
+
+    async def _follow(self) -> None:
+        is_told = False
+        while True:
+            await wait_within(self._changed, REREAD_S)
+            self._changed.clear()
+            try:
+                await self._read()
+                is_told = False
+            except UndecodableNode as error:
+                log.error("the cluster's version cannot be read; it is at least %d: %s", self.cluster, error)
+            except MetadataError as error:
+                if not is_told:  # the store may be away for hours, and is asked twice a second
+                    log.info("the cluster's version cannot be read now; it is at least %d: %s", self.cluster, error)
+                is_told = True
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
+
+    async def _read(self) -> None:
+        found = await self._store.read()
+        if found.version > self.can:
+            wanted = versions.release_for(found.version, found.release)
+            raise ClusterTooNew(
+                f"server {self._server} can do cluster version {self.can} (kvstore {versions.RELEASES[self.can]}), and "
+                f"the cluster is at {found.version}: install kvstore {wanted} or later here"
+            )
+        self.stored, before = found.version, self.found.version
+        if found.version >= before:
+            self.found = found
+        if found.version > before:
+            log.info("cluster version=%d raised by kvstore %s", found.version, found.release)
+            self._listeners.tell()

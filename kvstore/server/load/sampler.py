@@ -1,0 +1,216 @@
+"""Looks at some operations of each partition that is led here: now and then a burst passes through a tap, else none.
+
+So operations cost nothing between the bursts, however many they are; counters say how many that was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from kvstore.env import Env
+from kvstore.errors import StoreError
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
+from kvstore.partition.state.traits import POINT_READS
+from kvstore.server.load.load import Load, PartitionLoad, decode, encode
+from kvstore.server.routing.pending import written_bytes
+from kvstore.server.routing.ports import LocalReplica, Reads
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+LOADS = PartitionId("@loads")
+"""No partition has this name: calls under it are for the server."""
+CALL_S = 1.0
+TICK_S = 0.1
+"""Between two bursts."""
+BURST = 32
+"""Operations of one partition in one tick: 320 samples a second at most."""
+COUNT_S, IDLE_S = 1.0, 2.0
+"""How often operations are counted; and how often where none come."""
+_KEYED_MAX = int(Code.BATCH)
+"""Codes up to this one are for one key."""
+
+
+class Tap:
+    """Stands before a replica until a burst has passed."""
+
+    __slots__ = ("_load_sampler", "_replica", "partition", "seen", "state")
+
+    def __init__(self, load_sampler: LoadSampler, partition: PartitionId, replica: LocalReplica) -> None:
+        self._load_sampler, self.partition, self._replica = load_sampler, partition, replica
+        self.seen: list[tuple[bytes, int]] = []
+        self.state = getattr(replica, "state", None)
+
+    @property
+    def serving(self) -> bool:
+        return self._replica.serving
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        code = op[0]
+        if code <= _KEYED_MAX:
+            self.see(op[1], 0 if code in POINT_READS else len(op[1]) + written_bytes(op))
+        self._replica.submit(op, sink, token)
+
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
+        if not self._replica.submit_puts(ops, sink, tokens):
+            return False
+        for op in ops[: BURST - len(self.seen)]:
+            self.see(op[1], len(op[1]) + len(op[2]))
+        return True
+
+    @property
+    def reads(self) -> Reads | None:
+        reads = self._replica.reads
+        return None if reads is None else _TappedReads(reads, self.see)
+
+    def see(self, key: bytes, written: int) -> None:
+        if len(self.seen) < BURST:
+            self.seen.append((key, written))
+            if len(self.seen) == BURST:
+                self._load_sampler.remove(self)
+
+    def expel(self) -> None:
+        self._replica.expel()
+
+
+class _TappedReads:
+    """Reads that pass through a tap."""
+
+    def __init__(self, reads: Reads, see: Callable[[bytes, int], None]) -> None:
+        self._reads, self._see = reads, see
+
+    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        found = self._reads.now(key, token, now)
+        if found is not NOT_NOW:
+            self._see(key, 0)
+        return found
+
+    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
+        found = self._reads.all_now(keys, tokens, now)
+        if found is not NOT_NOW:
+            for key in keys[:BURST]:  # or less: a burst may be over
+                self._see(key, 0)
+        return found
+
+
+class Counting(LocalReplica, Protocol):
+    """A replica that counts what it does."""
+
+    def counts(self) -> tuple[int, int] | None:
+        """Operations answered by this lead, and mutations logged."""
+        ...
+
+
+class Hosted(Protocol):
+    """The replicas here: kvstore.server.hosting.Hosting."""
+
+    def leading(self) -> Mapping[PartitionId, Counting]: ...
+
+
+class Swaps(Protocol):
+    """Where operations come to replicas: kvstore.server.routing.dispatch.Dispatcher."""
+
+    def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool: ...
+
+
+class LoadSampler:
+    """The load of what is led here."""
+
+    def __init__(self, env: Env, hosted: Hosted, dispatcher: Swaps) -> None:
+        self._env, self._hosted, self._dispatcher = env, hosted, dispatcher
+        self._nursery = env.nursery.child("taps")
+        self._heats: dict[PartitionId, PartitionLoad] = {}
+        self._open: dict[PartitionId, tuple[Tap, LocalReplica]] = {}
+        self._counted_at = 0.0
+        self._has_seen = True
+        """Whether operations have come since the last look."""
+
+    def start(self) -> None:
+        self._nursery.spawn(self._look_now_and_then(), name="look")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+        for tap, _ in list(self._open.values()):
+            self.remove(tap)
+
+    def loads(self) -> list[Load]:
+        """Of the partitions that are led here."""
+        return [self._heats[partition].load() for partition in sorted(self._heats)]
+
+    async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """Answer another server with the loads of what is led here."""
+        return encode(self.loads())
+
+    def numbers(self) -> dict[PartitionId, dict[str, float]]:
+        return {partition: heat.numbers() for partition, heat in sorted(self._heats.items())}
+
+    def remove(self, tap: Tap) -> None:
+        """The burst has passed, or it took too long."""
+        found = self._open.get(tap.partition)
+        if found is None or found[0] is not tap:
+            return
+        del self._open[tap.partition]
+        self._dispatcher.swap(tap.partition, tap, found[1])
+        self._has_seen = self._has_seen or bool(tap.seen)
+        heat = self._heats.get(tap.partition)
+        if heat is not None:
+            heat.sampled(tap.seen)
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            # What asks for nothing is not sampled: its taps stand, and are looked at as often as it is counted.
+            if self._has_seen or any(tap.seen for tap, _ in self._open.values()):
+                await asyncio.sleep(TICK_S * (0.5 + self._env.random.random()))
+            else:
+                await self._env.beat.rest(IDLE_S)
+            self.look()
+
+    def look(self) -> None:
+        """Let new bursts pass, and count what has been answered."""
+        self._has_seen = False
+        leading = self._hosted.leading()
+        for partition, (tap, replica) in list(self._open.items()):
+            if tap.seen or leading.get(partition) is not replica:
+                self.remove(tap)
+        self._heats = {each: self._heats.get(each) or PartitionLoad(each) for each in sorted(leading)}
+        now = self._env.clock.now()
+        if now - self._counted_at >= COUNT_S * 0.9:
+            self._counted_at = now
+            for partition, replica in sorted(leading.items()):
+                if (counts := replica.counts()) is not None:
+                    self._heats[partition].counted(*counts, now)
+        for partition, replica in sorted(leading.items()):
+            if partition not in self._open:
+                tap = Tap(self, partition, replica)
+                if self._dispatcher.swap(partition, replica, tap):
+                    self._open[partition] = (tap, replica)
+
+
+class Calls(Protocol):
+    """kvstore.server.peer.links.PeerLinks."""
+
+    async def call(
+        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
+    ) -> bytes: ...
+
+
+async def loads_of_cluster(
+    links: Calls, load_sampler: LoadSampler, own: ServerId, servers: Iterable[ServerId]
+) -> dict[PartitionId, Load]:
+    """The loads of all partitions whose leaders answer."""
+    found = {load.partition: load for load in load_sampler.loads()}
+    for server in servers:
+        if server == own:
+            continue
+        try:
+            loads = decode(await links.call(server, LOADS, "loads", b"", CALL_S))
+        except (StoreError, msgspec.MsgspecError) as error:
+            log.info("server=%s does not tell its load: %r", server, error)
+            continue
+        found |= {load.partition: load for load in loads}
+    return found

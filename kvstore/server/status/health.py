@@ -1,0 +1,580 @@
+"""The health of a cluster, from what its nodes say: findings, each with its reason and the next step, and the worst of
+them as one line. Decides only.
+
+A finding is DOWN where reads or writes are not served, and DEGRADED where all is served and somebody should look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from kvstore.proto import admin_pb2
+from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
+from kvstore.server.clock.dates import RATE
+
+BEHIND_MAX = 100_000
+"""Mutations that a replica may be behind its leader: to apply them takes it some seconds, should it have to lead."""
+OLDER = "older"
+"""What a node says of a metadata store that has an older copy of the metadata."""
+COUNT_AGE_MAX_S = 3 * 3_600.0
+"""Age of a count of copies from which on it says nothing of now: copies are counted every hour at least."""
+COUNT_AGE_TOLD_S = 120.0
+"""Age of a count of copies from which on findings name the age: ledgers may have been repaired since the count."""
+READ_AGE_MAX_S = 60.0
+"""From here on what a node knows of the cluster is old, whatever its session says: it reads all every 10 s or so."""
+SCARCE_RESERVES, SCARCE_SHARE = 2.0, 0.05
+"""A disk is scarce with less free than so many times its reserve, or than this part of it."""
+CERTIFICATE_WARN_S = 30 * 86_400.0
+"""What a certificate has left when people are told."""
+DATE_WARN_S = 10.0
+"""Distance of the cluster's date from a majority of wall clocks from which on it is worth a finding."""
+NAMED_MAX = 5
+"""Of partitions in one line."""
+_SET_BACK = {
+    "zookeeper": "; if it runs and its log says `Refusing session`, it is empty, and "
+    "takes no process that has seen its data: put them back"
+}
+MIB = 1 << 20
+STUCK_AFTER = "`kvstore ring status`; cancel it with `kvstore ring cancel`, and run `kvstore fsck`"
+
+
+def to_serve(report: ClusterReport) -> list[PartitionView]:
+    """The partitions but for those that have retired: these own no keys, have no replicas that anybody waits for, and
+    stay while a pin holds their log. Every rule about partitions and replicas uses it."""
+    return [each for each in report.partitions if each.state != "retired"]
+
+
+def retired_in(report: ClusterReport) -> list[str]:
+    """Return the partitions that have retired: the ring names them until no pin holds their log."""
+    return [each.id for each in report.partitions if each.state == "retired"]
+
+
+def findings_of(report: ClusterReport) -> list[Finding]:
+    """Everything that the report shows to be amiss; the worst first."""
+    rules = (  # causes before what comes of them
+        _unserved,
+        _silent_nodes,
+        _metadata,
+        _copies,
+        _unready_nodes,
+        _refused_nodes,
+        _names_of_users,
+        _bookies,
+        _disks,
+        _too_few_bookies,
+        _repairs,
+        _replicas,
+        _moves,
+        _dates,
+        _certificates,
+    )
+    found = [finding for rule in rules for finding in rule(report)]
+    return sorted(found, key=lambda finding: -finding.grade)
+
+
+def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
+    """The worst finding in one line, and how many others there are."""
+    if not findings:
+        nodes, partitions = len(report.nodes), len(to_serve(report))
+        return Health(
+            grade=HEALTHY, text=f"healthy: {_count(nodes, 'node')}, {_count(partitions, 'partition')}, all is served"
+        )
+    first = max(findings, key=lambda finding: finding.grade)
+    state = "not all is served" if first.grade == DOWN else "degraded, all is served"
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    next_step = f". Next: {first.next_step}" if first.next_step else ""
+    return Health(grade=first.grade, text=f"{state}: {first.subject}: {first.reason}{more}{next_step}")
+
+
+def _unserved(report: ClusterReport) -> Iterator[Finding]:
+    """Partitions that nobody answers for, those with the same reason together."""
+    silent = {node.id: node.no_answer for node in report.nodes if node.no_answer}
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for partition in to_serve(report):
+        if partition.served:
+            continue
+        if not partition.leader:
+            up = sum(replica.is_up for replica in partition.replicas)
+            tried = [f"{each.server}: {each.lead_failure}" for each in partition.replicas if each.lead_failure]
+            failed = f"; {' and '.join(tried)}" if tried else ""
+            why = f"no leader; {up} of {len(partition.replicas)} replicas are up{failed}"
+            code = "no_leader"
+        elif partition.leader in silent:
+            why, code = f"the leader {partition.leader} does not answer: {silent[partition.leader]}", "leader_silent"
+        else:
+            why, code = f"the leader {partition.leader} does not serve yet", "leader_not_serving"
+        reasons.setdefault((code, why, _next_for(partition, silent)), []).append(partition.id)
+    for (code, why, next_step), partitions in reasons.items():
+        yield _finding(DOWN, code, _named("partition", partitions), why, next_step)
+
+
+def _next_for(partition: admin_pb2.PartitionView, silent: Iterable[str]) -> str:
+    down = sorted({replica.server for replica in partition.replicas} & set(silent))
+    if down:
+        return f"start {', '.join(down)}, or look at why {'it does' if len(down) == 1 else 'they do'} not answer"
+    failed = [replica.server for replica in partition.replicas if replica.failure]
+    if failed:
+        return f"look at the logs of {', '.join(failed)}: a replica there has stopped"
+    if any(replica.lead_failure for replica in partition.replicas):
+        return "wait for some seconds: they try again; then `kvstore fsck` says what of the log is missing"
+    return "wait for some seconds; then look at the logs of its replicas' nodes and at the metadata store"
+
+
+def _too_few_bookies(report: ClusterReport) -> Iterator[Finding]:
+    if not report.bookies:
+        return
+    writable = sum(bookie.state == "writable" and not bookie.no_answer for bookie in report.bookies)
+    of = f"{writable} of {_count(len(report.bookies), 'bookie')} can be written to"
+    step = "start the bookies that are away, free space on those that are full, or add one"
+    if writable < report.ack_quorum:
+        yield _finding(DOWN, "no_ack_quorum", "the log", f"{of}, a write needs {report.ack_quorum}", step)
+    elif writable < report.ensemble_size:
+        yield _finding(
+            DEGRADED,
+            "small_ensembles",
+            "the log",
+            f"{of}, {report.ensemble_size} copies are wanted of each entry",
+            step,
+        )
+
+
+def _silent_nodes(report: ClusterReport) -> Iterator[Finding]:
+    for node in report.nodes:
+        if not node.no_answer:
+            continue
+        has = f"; it has {_count(len(node.holds), 'replica')}" if node.holds else ""
+        step = f"start {node.id}, or look at its log" if node.holds else f"start {node.id} if it is to be there"
+        yield _finding(DEGRADED, "node_silent", f"node {node.id}", f"{node.no_answer}{has}", step)
+
+
+def _unready_nodes(report: ClusterReport) -> Iterator[Finding]:
+    for node in report.nodes:
+        reasons = [each for each in node.report.not_ready if each != "draining"]
+        if reasons:
+            yield _finding(
+                DEGRADED, "node_not_ready", f"node {node.id}", "; ".join(reasons), f"look at the log of {node.id}"
+            )
+        if node.report.draining:
+            yield _finding(
+                DEGRADED,
+                "node_draining",
+                f"node {node.id}",
+                "it was drained and takes no clients",
+                f"stop it, or have it serve again: `kvstore node undrain {node.id}`",
+            )
+
+
+def _refused_nodes(report: ClusterReport) -> Iterator[Finding]:
+    """Nodes that other nodes refuse: what such a node has open may serve on, and its next restart takes it away."""
+    for node in report.nodes:
+        reasons: dict[str, list[str]] = {}
+        for each in node.report.refused_by:
+            reasons.setdefault(each.reason, []).append(each.by)
+        for reason, by in reasons.items():
+            yield _finding(
+                DEGRADED,
+                "node_refused",
+                f"node {node.id}",
+                f"its connections are refused by {', '.join(by)}: {reason}",
+                f"compare [tls], `bookie_clients` and the cluster's secret in the files of {node.id} and of these",
+            )
+
+
+def _names_of_users(report: ClusterReport) -> Iterator[Finding]:
+    for name in sorted({each for node in report.nodes for each in node.report.users_like_nodes}):
+        yield _finding(
+            DEGRADED,
+            "user_like_node",
+            f"user {name}",
+            "it has the name of a node or a bookie: a certificate of this name is the node's, and lets no user in",
+            f"add a user with another name, then `kvstore user remove {name}`",
+        )
+
+
+def _metadata(report: ClusterReport) -> Iterator[Finding]:
+    away = {each.id: each.report.metadata for each in report.nodes if _is_away(each.report)}
+    answering = [each for each in report.nodes if each.HasField("report")]
+    if not away:
+        return
+    sample = next(iter(away.values()))
+    kind = {"zookeeper": "ZooKeeper", "etcd": "etcd"}.get(sample.kind, "the metadata store")
+    if refusing := sorted(id for id, metadata in away.items() if metadata.state == OLDER):
+        yield _finding(
+            DOWN,
+            "metadata_older",
+            kind,
+            f"it has an older copy of the metadata, and no partition is led by it; found by {', '.join(refusing)}",
+            "restore a later copy (docs/operations.md, Restoring the metadata store)",
+        )
+        return
+    age_s = min(each.read_age_s for each in away.values())
+    known = f"what they know is {age_s:.0f} s old"
+    if len(away) == len(answering):
+        yield _finding(
+            DEGRADED,
+            "metadata_away",
+            kind,
+            f"no node reaches it; {known}. What is served goes on, but no leader, ledger or bookie can be replaced",
+            f"start {kind} at {sample.address}, or look at the network to it{_SET_BACK.get(sample.kind, '')}",
+        )
+        return
+    for id, metadata in away.items():
+        yield _finding(
+            DEGRADED,
+            "metadata_unreachable_from",
+            f"node {id}",
+            f"it does not reach {kind} (session {metadata.state}, read {metadata.read_age_s:.0f} s ago); others do",
+            f"look at the network from {id} to {metadata.address}",
+        )
+
+
+def _is_away(report: admin_pb2.NodeReport) -> bool:
+    if not report.HasField("metadata"):
+        return False
+    return report.metadata.state != "connected" or report.metadata.read_age_s > READ_AGE_MAX_S
+
+
+def _bookies(report: ClusterReport) -> Iterator[Finding]:
+    silent = {node.id for node in report.nodes if node.no_answer}
+    unknown = report.repair.marked and not copies_of(report).is_counted
+    there = {bookie.node for bookie in report.bookies if bookie.node and bookie.state in ("writable", "readonly")}
+    for bookie in report.bookies:
+        name = f"bookie {bookie.id}"
+        is_needed = bookie.node not in there or bookie.lacking_ledgers or unknown
+        if bookie.state == "away" and bookie.node not in silent and is_needed:
+            named = f"; {_count(bookie.lacking_ledgers, 'ledger')} lack its copies" if bookie.lacking_ledgers else ""
+            yield _finding(
+                DEGRADED,
+                "bookie_away",
+                name,
+                f"it is not registered: it is down, cut off from the metadata store, or its disk was lost{named}",
+                f"start it; if it is gone for good: `kvstore bookie decommission {bookie.id}`",
+            )
+        elif bookie.no_answer and bookie.state != "away" and bookie.node not in silent:
+            yield _finding(DEGRADED, "bookie_silent", name, bookie.no_answer, "look at its log")
+        if bookie.state == "readonly":
+            yield _finding(
+                DEGRADED,
+                "bookie_readonly",
+                name,
+                f"it is read-only, {_why_readonly(bookie.disk)}",
+                "make room on its disk, or add a bookie",
+            )
+        elif bookie.disk.trouble:
+            reason, step = f"it cannot write: {bookie.disk.trouble}", "look at its disk, or add a bookie"
+            yield _finding(DEGRADED, "bookie_cannot_write", name, reason, step)
+        for directory in bookie.directories:
+            if directory.failure:
+                yield _finding(
+                    DEGRADED,
+                    "directory_failed",
+                    name,
+                    f"its directory {directory.path} has failed: {directory.failure}",
+                    "start it again if the disk is well; else replace the disk and name the directory in "
+                    "`storage.lost_dirs` (docs/operations.md, Several disks)",
+                )
+        if bookie.limbo_ledgers:
+            yield _finding(
+                DEGRADED,
+                "bookie_limbo",
+                name,
+                f"entries of {_count(bookie.limbo_ledgers, 'ledger')} may be missing there until they are repaired",
+                "`kvstore autorecovery status`",
+            )
+        if bookie.refused_other_entry:
+            yield _finding(
+                DEGRADED,
+                "bookie_conflict",
+                name,
+                f"it has refused {_count(bookie.refused_other_entry, 'add')} of entries of which it has another "
+                "payload: a ledger id was given twice",
+                "docs/operations.md, Restoring the metadata store",
+            )
+
+
+def _disks(report: ClusterReport) -> Iterator[Finding]:
+    for bookie in report.bookies:
+        if bookie.state == "writable" and is_scarce(bookie.disk):
+            yield _finding(
+                DEGRADED,
+                "disk_scarce",
+                f"bookie {bookie.id}",
+                f"its disk is nearly full: {_free_of_bookie(bookie.disk)}",
+                "make room on its disk, or add a bookie, before it becomes read-only",
+            )
+    for node in report.nodes:
+        if node.report.disk.trouble:
+            yield _finding(
+                DEGRADED,
+                "disk_not_writable",
+                f"node {node.id}",
+                f"its data directory cannot be written to: {node.report.disk.trouble}",
+                "look at that disk: the node leads no partition while another can",
+            )
+        elif is_scarce(node.report.disk):
+            yield _finding(
+                DEGRADED,
+                "disk_scarce",
+                f"node {node.id}",
+                f"the disk of its data directory is nearly full: {_free_for_replicas(node.report.disk)}",
+                "make room on it: replicas that cannot write to their disk give their lead away",
+            )
+
+
+def is_scarce(disk: admin_pb2.DiskReport) -> bool:
+    """Whether somebody should look after the disk's room. False if nothing is known of it."""
+    if not disk.total_bytes:
+        return False
+    return disk.free_bytes < max(SCARCE_RESERVES * disk.reserve_bytes, SCARCE_SHARE * disk.total_bytes)
+
+
+class Copies(NamedTuple):
+    """The state of the ledgers' copies, by everything that the report says of them."""
+
+    lacking: int
+    """Ledgers that lack copies."""
+    at_risk: int
+    """Ledgers of which some entry has fewer copies than an ack quorum: one more failure can lose data."""
+    is_counted: bool
+    """False if `lacking` is only what leaders and repair marks show, because nobody has counted lately."""
+
+
+def copies_of(report: ClusterReport) -> Copies:
+    """Return the state of all copies. Leaders know which entries of their own logs lack copies, the count covers every
+    other ledger by registrations, and a mark is made for each copy that is to be repaired."""
+    counted = report.copies
+    by_leaders = sum(each.lead.ledgers_lacking_copies for each in report.partitions) + counted.lacking_foreign
+    lacking = max(counted.lacking, by_leaders, report.repair.marked)
+    is_counted = report.HasField("copies") and counted.age_s <= COUNT_AGE_MAX_S
+    return Copies(lacking, counted.at_risk, is_counted)
+
+
+def _copies(report: ClusterReport) -> Iterator[Finding]:
+    copies, repair = copies_of(report), report.repair
+    away = sorted(bookie.id for bookie in report.bookies if bookie.state == "away")
+    if copies.at_risk:
+        yield _finding(
+            DEGRADED,
+            "copies_at_risk",
+            "the log",
+            f"{_count(copies.at_risk, 'ledger')} {_have(copies.at_risk)} fewer copies than an ack quorum on bookies "
+            "that are up: one more failure can lose data",
+            f"start {', '.join(away[:NAMED_MAX]) or 'the bookies that are away'} before anything else; `kvstore fsck` "
+            "names the ledgers",
+        )
+    if copies.lacking:
+        foreign = report.copies.lacking_foreign
+        of_others = f", {foreign:,} of them written by other clients of the bookies" if foreign else ""
+        lacking = f"{_count(copies.lacking, 'ledger')} lack{'s' if copies.lacking == 1 else ''} copies{of_others}"
+        if copies.lacking == report.copies.lacking and report.copies.age_s >= COUNT_AGE_TOLD_S:
+            lacking += f", by a count of {report.copies.age_s / 60:.0f} min ago"
+        if report.HasField("repair") and not repair.enabled:
+            why = f"{lacking}, and auto-recovery is switched off"
+            yield _finding(DEGRADED, "repair_off", "the log", why, "`kvstore autorecovery enable`")
+        elif repair.marked:
+            step = "" if repair.mending else "`kvstore autorecovery list` says what each waits for"
+            are = "is" if repair.marked == 1 else "are"
+            why = f"{lacking}; {repair.marked:,} {are} marked for repair, {repair.mending} are being repaired now"
+            yield _finding(DEGRADED, "repair_backlog", "the log", why, step)
+        else:
+            step = "start the bookies that are away; if they stay away, their copies are made again elsewhere after "
+            step += "`kvstore autorecovery lost-bookie-delay`"
+            yield _finding(DEGRADED, "copies_lacking", "the log", f"{lacking}; none is marked for repair yet", step)
+    if report.bookies and away and not copies.is_counted:
+        since = f" for {report.copies.age_s / 3600:.1f} h" if report.HasField("copies") else " yet"
+        yield _finding(
+            DEGRADED,
+            "copies_not_counted",
+            "the log",
+            f"{_named('bookie', away)} {'is' if len(away) == 1 else 'are'} away, and which ledgers lack copies for it "
+            f"was not counted{since}",
+            "wait, the count takes 1 s for each 1,000 ledgers; `kvstore fsck` reads every ledger now",
+        )
+
+
+def _repairs(report: ClusterReport) -> Iterator[Finding]:
+    if report.repair.unreadable:
+        yield _finding(
+            DEGRADED,
+            "ledgers_unreadable",
+            "the log",
+            f"of entries in {_count(report.repair.unreadable, 'ledger')} no good copy was found",
+            "`kvstore fsck`, and bring back the bookies that had them",
+        )
+    if report.copies.unreadable:
+        yield _finding(
+            DEGRADED,
+            "ledger_metadata_unreadable",
+            "the log",
+            f"metadata of {_count(report.copies.unreadable, 'ledger')} cannot be read: their copies are unknown",
+            "`kvstore fsck` names them",
+        )
+    for partition in report.partitions:
+        if partition.lead.ledgers_undecodable:
+            yield _finding(
+                DEGRADED,
+                "ledgers_undecodable",
+                f"partition {partition.id}",
+                f"metadata of {_count(partition.lead.ledgers_undecodable, 'ledger')} cannot be read",
+                "`kvstore fsck` names them",
+            )
+
+
+def _replicas(report: ClusterReport) -> Iterator[Finding]:
+    silent = {node.id for node in report.nodes if node.no_answer}
+    absent: dict[str, list[str]] = {}
+    for partition in to_serve(report):
+        for replica in partition.replicas:
+            subject = f"partition {partition.id} on {replica.server}"
+            if replica.failure:
+                yield _finding(
+                    DEGRADED,
+                    "replica_failed",
+                    subject,
+                    f"the replica has stopped: {replica.failure}",
+                    f"look at the log of {replica.server}; `kvstore fsck`",
+                )
+            elif replica.is_in_doubt:
+                yield _finding(
+                    DEGRADED,
+                    "replica_in_doubt",
+                    subject,
+                    "replicas differ, and it finds out which are damaged",
+                    f"if it takes longer than a minute: `kvstore fsck`, then `kvstore partition trust {partition.id}`",
+                )
+            elif replica.behind > BEHIND_MAX:
+                yield _finding(
+                    DEGRADED,
+                    "replica_behind",
+                    subject,
+                    f"the replica is {replica.behind:,} mutations behind its leader",
+                    f"wait, it catches up; if it does not, look at the log of {replica.server}",
+                )
+            elif not replica.is_up and replica.server not in silent and not replica.is_joining:
+                absent.setdefault(replica.server, []).append(partition.id)
+    for server, partitions in absent.items():
+        yield _finding(
+            DEGRADED,
+            "replica_absent",
+            f"node {server}",
+            f"it has no replica yet of {_named('partition', partitions)}",
+            f"wait, it makes them; if it does not, look at the log of {server}",
+        )
+
+
+def _moves(report: ClusterReport) -> Iterator[Finding]:
+    stuck = {
+        (node.id, replica.partition): replica.moves_stuck
+        for node in report.nodes
+        for replica in node.report.replicas
+        if replica.moves_stuck
+    }
+    served = {each.id for each in report.partitions if each.served}
+    for move in report.ring.moves:
+        if move.stuck:
+            subject = f"move {move.id}, {move.source} → {move.target}"
+            yield _finding(DEGRADED, "move_stuck", subject, move.stuck, _next_for_move(move, served))
+    told = {move.source for move in report.ring.moves if move.stuck}
+    for (node, partition), count in stuck.items():
+        if partition in told:
+            continue
+        yield _finding(
+            DEGRADED,
+            "move_stuck",
+            f"partition {partition} on {node}",
+            f"{_count(count, 'move')} of its keys to other partitions will not go on: the copy was wrong three times",
+            STUCK_AFTER,
+        )
+    if report.ring.paused and report.ring.moves:
+        yield _finding(
+            DEGRADED,
+            "moves_paused",
+            "the ring",
+            f"moves are paused, {_count(len(report.ring.moves), 'move')} to go",
+            "`kvstore ring resume`",
+        )
+
+
+def _next_for_move(move: admin_pb2.MoveView, served: Collection[str]) -> str:
+    if missing := sorted({move.source, move.target} - set(served)):
+        return f"see to {_named('partition', missing)}; then it goes on by itself"
+    return f"cancel it with `kvstore ring cancel {move.id}`, run `kvstore fsck`, look at its target's log"
+
+
+def _dates(report: ClusterReport) -> Iterator[Finding]:
+    for node in report.nodes:
+        if node.report.date_doubt:
+            yield _finding(
+                DEGRADED,
+                "date_doubtful",
+                f"node {node.id}",
+                f"it is not sure of its date: {node.report.date_doubt}",
+                f"check that {node.id} reaches the other servers, and that its clock is right (NTP)",
+            )
+    behind_s = max((node.report.date_behind_s for node in report.nodes), key=abs, default=0.0)
+    if abs(behind_s) > DATE_WARN_S:
+        side = "behind" if behind_s > 0 else "ahead of"
+        yield _finding(
+            DEGRADED,
+            "date_behind",
+            "the cluster's date",
+            f"it is {abs(behind_s):.1f} s {side} a majority of wall clocks and moves by {3600 * RATE:g} s an hour",
+            "set the wall clocks right; if the date is wrong, see `The cluster's date is wrong` in operations.md",
+        )
+
+
+def _certificates(report: ClusterReport) -> Iterator[Finding]:
+    """Those that will expire, and files that cannot be used. That one has expired, a node says as not ready."""
+    for node in report.nodes:
+        tls = node.report.tls
+        if not node.report.HasField("tls"):
+            continue
+        days = int(tls.left_s // 86_400)
+        if tls.failing:
+            why = f"its certificate files have changed and cannot be used; those read before hold for {days} days"
+            yield _finding(DEGRADED, "certificate_unusable", f"node {node.id}", why, f"look at the log of {node.id}")
+        elif 0 < tls.left_s < CERTIFICATE_WARN_S:
+            why = f"its certificate expires in {_count(days, 'day')}"
+            step = "replace the files that its [tls] names; no restart is needed"
+            yield _finding(DEGRADED, "certificate_expires", f"node {node.id}", why, step)
+
+
+def _finding(grade: admin_pb2.Grade.ValueType, code: str, subject: str, reason: str, next_step: str) -> Finding:
+    return Finding(grade=grade, code=code, subject=subject, reason=_one_line(reason), next_step=next_step)
+
+
+def _one_line(text: str) -> str:
+    """The text without line feeds, and without what would do something to a terminal: errors of others are in it."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def _have(number: int) -> str:
+    return "has" if number == 1 else "have"
+
+
+def _named(noun: str, ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else ""
+    return f"{noun}{'s' if len(ids) != 1 else ''} {', '.join(ids[:NAMED_MAX])}{more}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+
+
+def _free_for_replicas(disk: admin_pb2.DiskReport) -> str:
+    free = f"{disk.free_bytes / MIB:,.0f} of {disk.total_bytes / MIB:,.0f} MiB are free"
+    return f"{free}, replicas there sync nothing below {disk.reserve_bytes / MIB:,.0f}" if disk.reserve_bytes else free
+
+
+def _why_readonly(disk: admin_pb2.DiskReport) -> str:
+    return disk.trouble or f"its disk is full: {_free_of_bookie(disk)}"
+
+
+def _free_of_bookie(disk: admin_pb2.DiskReport) -> str:
+    """A bookie counts as its total what is free and what it has itself: the disk may be larger."""
+    if not disk.total_bytes:
+        return "it does not say what is free"
+    own = (disk.total_bytes - disk.free_bytes) / MIB
+    free = f"{disk.free_bytes / MIB:,.0f} MiB are free, beside {own:,.0f} of its own"
+    return f"{free}; {disk.reserve_bytes / MIB:,.0f} are kept in reserve" if disk.reserve_bytes else free

@@ -1,0 +1,244 @@
+"""Tells which ledgers there are: as the metadata store has them or, while that is away, as leaders know their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from kvstore.env.ports import Nursery
+from kvstore.errors import (
+    Corrupted,
+    InvalidRequest,
+    MetadataError,
+    MetadataUnavailable,
+    NoSuchLedger,
+    StoreError,
+)
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.paths import LEDGER_MAX
+from kvstore.meta.store import MetadataStore, SessionState
+from kvstore.partition.partition import Partition
+from kvstore.proto import admin_pb2
+from kvstore.proto.admin_pb2 import LedgerResponse, LedgersResponse, LedgerStatus
+from kvstore.server.cluster.topology import ClusterTopology
+from kvstore.server.load.sampler import Calls
+from kvstore.server.status.overview import servers_of
+from kvstore.types import LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
+from kvstore.wal.creator import owner_of
+from kvstore.wal.ledger_list import Listed
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.ports import ListedLedger
+
+log = logging.getLogger(__name__)
+
+LEDGERS = PartitionId("@ledgers")
+"""What servers ask each other for; no partition has such an id."""
+METHOD = "led"
+CALL_S = 1.0
+READ_S = 8.0
+"""A metadata store that takes longer for a page counts as away."""
+PAGE_MAX = 2_000
+"""Ledgers of one answer that is about all of them."""
+
+
+class Leading(Protocol):
+    """kvstore.server.hosting.Hosting."""
+
+    def leading(self) -> Mapping[PartitionId, Partition]: ...
+
+
+class Surveyed(Protocol):
+    """The node: kvstore.server.app.Node."""
+
+    @property
+    def id(self) -> ServerId: ...
+    @property
+    def store(self) -> MetadataStore: ...
+    @property
+    def topology(self) -> ClusterTopology: ...
+
+
+class LedgerSurvey:
+    """The survey of ledgers as one server makes it."""
+
+    def __init__(self, nursery: Nursery, node: Surveyed, links: Calls, hosting: Leading) -> None:
+        self._node, self._links, self._hosting = node, links, hosting
+        self._nursery = nursery.child("ledgers")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+
+    async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
+        """The ledgers of a partition's log, or of all partitions', in the order of their logs; `newest`: of each log at
+        most so many, the last ones (0: all). Raises InvalidRequest, MetadataError if neither the metadata store nor the
+        leaders tell."""
+        ring = self._node.topology.ring
+        if partition and partition not in ring.partitions:
+            raise InvalidRequest(f"no partition {partition}; want one of {', '.join(sorted(ring.partitions))}")
+        wanted = [PartitionId(partition)] if partition else sorted(ring.partitions)
+        try:
+            self._check_connected()
+            async with asyncio.timeout(READ_S):
+                return await self._read(wanted, newest)
+        except (TimeoutError, MetadataError) as error:
+            log.info("the leaders are asked for ledgers: %r", error)
+        return await self._ask(wanted, newest)
+
+    async def page(self, first: LedgerId) -> LedgersResponse:
+        """A page of all ledgers of the metadata store, those of nobody's log too, by their ids from `first` on. While
+        the store is away: those of the partitions' logs, from `first` on. Raises as `ledgers`."""
+        try:
+            self._check_connected()
+            async with asyncio.timeout(READ_S):
+                return await self._read_page(first)
+        except (TimeoutError, MetadataError) as error:
+            log.info("the leaders are asked for ledgers: %r", error)
+        response = await self._ask(sorted(self._node.topology.ring.partitions), 0)
+        rest = sorted((each for each in response.ledgers if each.id >= first), key=lambda each: each.id)
+        del response.ledgers[:]
+        response.ledgers.extend(rest[:PAGE_MAX])
+        if len(rest) > PAGE_MAX:
+            response.next = rest[PAGE_MAX].id
+        return response
+
+    async def ledger(self, ledger: LedgerId) -> LedgerResponse:
+        """One ledger. Raises NoSuchLedger, InvalidRequest, MetadataError: the store is away, and no leader knows it."""
+        if ledger > LEDGER_MAX:
+            raise InvalidRequest(f"want a ledger id up to {LEDGER_MAX}, got {ledger}")
+        try:
+            self._check_connected()
+            async with asyncio.timeout(READ_S):
+                metadata, version = await LedgerStore(self._node.store).read(ledger)
+                status = ledger_status(metadata)
+                status.version = version
+                return LedgerResponse(ledger=status)
+        except Corrupted as error:
+            return LedgerResponse(ledger=LedgerStatus(id=ledger, state=f"unreadable: {error}"))
+        except (TimeoutError, MetadataError) as error:
+            log.info("the leaders are asked for ledger %d: %r", ledger, error)
+        found = await self._ask(sorted(self._node.topology.ring.partitions), 0)
+        for each in found.ledgers:
+            if each.id == ledger:
+                return LedgerResponse(ledger=each, from_leaders=True)
+        raise MetadataUnavailable(f"ledger {ledger}: the metadata store is away, and no leader's log has it")
+
+    async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """Answer another server with the logs that are led here. Raises InvalidRequest."""
+        if method != METHOD:
+            raise InvalidRequest(f"want the method {METHOD}, got {method!r}")
+        return self._own().SerializeToString()
+
+    def _check_connected(self) -> None:
+        if self._node.store.state is not SessionState.CONNECTED:
+            raise MetadataUnavailable(f"the session is {self._node.store.state.name.lower()}")
+
+    async def _read(self, partitions: list[PartitionId], newest: int) -> LedgersResponse:
+        lists, ledgers = LedgerLists(self._node.store), LedgerStore(self._node.store)
+        response = LedgersResponse()
+        for partition in partitions:
+            listed, _ = await lists.read(partition)
+            for entry in listed.ledgers[-newest:]:
+                try:
+                    metadata, version = await ledgers.read(entry.id)
+                except NoSuchLedger:
+                    continue  # trimmed meanwhile
+                except Corrupted as error:
+                    status = LedgerStatus(id=entry.id, state=f"unreadable: {error}")
+                else:
+                    status = ledger_status(metadata)
+                    status.version = version
+                _place(status, partition, entry)
+                response.ledgers.append(status)
+        return response
+
+    async def _read_page(self, first: LedgerId) -> LedgersResponse:
+        ledgers = LedgerStore(self._node.store)
+        ids = sorted(each for each in await ledgers.list_ids() if each >= first)
+        response = LedgersResponse(next=ids[PAGE_MAX] if len(ids) > PAGE_MAX else None)
+        for ledger in ids[:PAGE_MAX]:
+            try:
+                metadata, version = await ledgers.read(ledger)
+            except NoSuchLedger:
+                continue  # deleted meanwhile
+            except Corrupted as error:
+                response.ledgers.add(id=ledger, state=f"unreadable: {error}")
+            else:
+                status = ledger_status(metadata)
+                status.version = version
+                response.ledgers.append(status)
+        return response
+
+    async def _ask(self, partitions: list[PartitionId], newest: int) -> LedgersResponse:
+        """Ask what the leaders of these partitions know of their logs. Raises MetadataUnavailable if none answers."""
+        response = LedgersResponse(from_leaders=True)
+        rows: dict[str, list[LedgerStatus]] = {}
+        others = [each for each in servers_of(self._node.topology) if each != self._node.id]
+        asked = [self._nursery.spawn(self._call(each), name=f"ledgers of {each}") for each in others]
+        for answer in (self._own(), *[await each for each in asked]):
+            logs: dict[str, list[LedgerStatus]] = {}
+            for each in answer.ledgers:
+                logs.setdefault(each.partition, []).append(each)
+            for partition, found in logs.items():
+                if partition not in rows or found[-1].epoch > rows[partition][-1].epoch:
+                    rows[partition] = found
+        for wanted in partitions:
+            response.ledgers.extend(rows.get(wanted, [])[-newest:])
+            if wanted not in rows:
+                response.unknown.append(wanted)
+        if not response.ledgers:
+            names = ", ".join(partitions[:3])
+            raise MetadataUnavailable(f"the metadata store is away, and no leader tells of the log of {names}")
+        return response
+
+    async def _call(self, server: ServerId) -> LedgersResponse:
+        """Ask for what it leads; nothing if it does not answer. Raises nothing."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                return LedgersResponse.FromString(await self._links.call(server, LEDGERS, METHOD, b"", CALL_S))
+        except (StoreError, TimeoutError, DecodeError) as error:
+            log.info("server=%s does not tell of its logs: %r", server, error)
+            return LedgersResponse()
+
+    def _own(self) -> LedgersResponse:
+        """The logs that are led here, from memory: of their open ledgers everything."""
+        response = LedgersResponse()
+        for partition, replica in sorted(self._hosting.leading().items()):
+            if (known := replica.known_ledgers()) is None:
+                continue
+            ledgers, open_metadata = known
+            for entry in ledgers:
+                is_open = entry.id == open_metadata.ledger
+                status = ledger_status(open_metadata) if is_open else LedgerStatus(id=entry.id)
+                _place(status, partition, entry)
+                response.ledgers.append(status)
+        return response
+
+
+def _place(status: LedgerStatus, partition: PartitionId, entry: Listed | ListedLedger) -> None:
+    status.partition, status.first_sequence, status.epoch = partition, entry.first_seq, entry.epoch
+
+
+def ledger_status(metadata: LedgerMetadata) -> admin_pb2.LedgerStatus:
+    """A ledger's metadata as it travels: without its password."""
+    quorum = metadata.quorum
+    status = admin_pb2.LedgerStatus(
+        id=metadata.ledger,
+        partition=owner_of(metadata) or "",
+        state=metadata.state.name,
+        ensemble_size=quorum.ensemble,
+        write_quorum=quorum.write,
+        ack_quorum=quorum.ack,
+        length=metadata.length,
+        created_ms=metadata.ctime_ms,
+        digest=metadata.digest.name,
+        custom=dict(metadata.custom),
+    )
+    if metadata.state is LedgerState.CLOSED:
+        status.last_entry = metadata.last_entry
+    for fragment in metadata.fragments:
+        status.fragments.add(first_entry=fragment.first, bookies=fragment.ensemble)
+    return status

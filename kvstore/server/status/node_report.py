@@ -1,0 +1,251 @@
+"""A node's report of itself, from memory: it waits for nothing and asks nobody (docs/operations.md, Is it well?)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kvstore.bookie.directories.state import DirectoryState
+from kvstore.meta.address import parse
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.moves.import_driver import MoveStand
+from kvstore.partition.state.engine import ROOM_BYTES
+from kvstore.proto import admin_pb2
+from kvstore.ring import MoveId
+from kvstore.server.clock.dating import Told
+from kvstore.server.load.load import Load
+from kvstore.server.status.latencies import Latency
+from kvstore.types import BookieId, PartitionId, ServerId
+
+Table = Mapping[str, Any]
+
+
+class ReportedBookie(Protocol):
+    """kvstore.bookie.node.Bookie."""
+
+    id: BookieId
+
+    @property
+    def address(self) -> str: ...
+    def statistics(self) -> Table: ...
+    def space(self) -> tuple[int, int]:
+        """Bytes in all, as far as it could use them, and bytes that are free. Raises OSError."""
+        ...
+
+    def directories(self) -> Sequence[DirectoryState]: ...
+
+
+class Counting(Protocol):
+    """A worker or an auditor of auto-recovery."""
+
+    def statistics(self) -> Table: ...
+
+
+class TlsTold(Protocol):
+    """How TLS is at this process: kvstore.server.node.ProcessTls."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def left_s(self) -> float:
+        """Until the certificate expires; below 0: since it has."""
+        ...
+
+    @property
+    def plain_connections(self) -> int: ...
+    @property
+    def is_failing(self) -> bool: ...
+    def fault(self) -> str:
+        """Why nobody who verifies this node can connect; empty if that can be."""
+        ...
+
+
+class Reported(Protocol):
+    """The node: kvstore.server.app.Node."""
+
+    @property
+    def id(self) -> ServerId: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def zookeeper(self) -> str: ...
+    @property
+    def store(self) -> MetadataStore: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_draining(self) -> bool: ...
+    @property
+    def bookie(self) -> ReportedBookie | None: ...
+    @property
+    def worker(self) -> Counting | None: ...
+    @property
+    def auditor(self) -> Counting | None: ...
+    @property
+    def resident_bytes(self) -> Callable[[], int]: ...
+    @property
+    def tls(self) -> TlsTold | None: ...
+    def not_ready(self) -> list[str]: ...
+    def replicas(self) -> Mapping[PartitionId, Table]: ...
+
+
+def report_of(
+    node: Reported,
+    member: Table,
+    *,
+    uptime_s: float,
+    read_age_s: float,
+    starved: float,
+    access_on: bool,
+    date: Told,
+    ring_version: int,
+    loads: Mapping[PartitionId, Load],
+    moves: Mapping[MoveId, MoveStand],
+    latencies: Iterable[Latency],
+    snapshot: Table,
+    disk: tuple[int, int],
+    reserve_bytes: int,
+    copies: admin_pb2.CopiesReport | None,
+) -> admin_pb2.NodeReport:
+    """Put together what the node's parts say. `member` is what the node has registered, `snapshot` the last one as
+    LastSnapshot.statistics tells it, `disk` the total and the free bytes of its data directory, `copies` the count of
+    copies if this server makes it."""
+    report = admin_pb2.NodeReport(
+        id=node.id,
+        version=node.version,
+        zone=member["zone"],
+        roles=member["roles"],
+        uptime_s=uptime_s,
+        grpc=member["grpc"],
+        resp=member["resp"],
+        http=member["http"],
+        not_ready=node.not_ready(),
+        draining=node.is_draining,
+        ring_version=ring_version,
+        access_on=access_on,
+        **_date_report(date),
+        resident_bytes=node.resident_bytes(),
+        loop_starved=starved,
+    )
+    report.metadata.MergeFrom(metadata_report(node.zookeeper, node.store, read_age_s))
+    if disk[0]:
+        report.disk.MergeFrom(_disk_report(*disk, is_server="server" in member["roles"]))
+    if (tls := node.tls) is not None:
+        report.tls.mode, report.tls.left_s = tls.mode, tls.left_s
+        report.tls.plain_connections, report.tls.failing = tls.plain_connections, tls.is_failing
+    if copies is not None:
+        report.copies.MergeFrom(copies)
+    if node.bookie is not None:
+        report.bookie.MergeFrom(_bookie_report(node.bookie, node.id, member["zone"], reserve_bytes))
+    if node.worker is not None:
+        report.repair.MergeFrom(_repair_report(node.worker.statistics()))
+    if node.auditor is not None:
+        told = node.auditor.statistics()
+        report.is_auditor, report.bookies_lost = bool(told["in_office"]), int(told["bookies_lost"])
+    if node.is_open:
+        for partition, table in node.replicas().items():
+            report.replicas.append(replica_report(partition, table, loads.get(partition)))
+    for move, stand in sorted(moves.items()):
+        report.copied.add(id=move, **stand._asdict())
+    for latency in latencies:
+        report.latencies.add(**latency._asdict())
+    if snapshot:
+        report.snapshot.age_s = snapshot["snapshot_age_s"]
+        report.snapshot.rows, report.snapshot.bytes = int(snapshot["snapshot_rows"]), int(snapshot["snapshot_bytes"])
+    return report
+
+
+def add_troubles(report: admin_pb2.NodeReport, troubles: Mapping[str, str]) -> None:
+    """Add why directories cannot be written to; "" is the data directory, the others are the bookie's."""
+    if trouble := troubles.get(""):
+        report.disk.trouble = trouble
+    of_bookie = [why for directory, why in sorted(troubles.items()) if directory]
+    if of_bookie and report.HasField("bookie"):
+        report.bookie.disk.trouble = of_bookie[0]
+
+
+def metadata_report(address: str, store: MetadataStore, read_age_s: float) -> admin_pb2.MetadataReport:
+    """How the metadata store is, as this node finds it."""
+    kind = parse(address).kind.value
+    return admin_pb2.MetadataReport(kind=kind, address=address, state=store.state.name.lower(), read_age_s=read_age_s)
+
+
+def _date_report(date: Told) -> dict[str, Any]:
+    doubt = "" if date.is_sure else date.doubt or "it is too soon to tell"
+    return {"date_doubt": doubt, "date_behind_s": date.behind_ms / 1000}
+
+
+def _disk_report(total: int, free: int, *, is_server: bool) -> admin_pb2.DiskReport:
+    """Of the data directory; in reserve is what its replicas need."""
+    return admin_pb2.DiskReport(total_bytes=total, free_bytes=free, reserve_bytes=ROOM_BYTES if is_server else 0)
+
+
+def _bookie_report(bookie: ReportedBookie, node: ServerId, zone: str, reserve_bytes: int) -> admin_pb2.BookieReport:
+    counted = bookie.statistics()
+    report = admin_pb2.BookieReport(
+        id=bookie.id,
+        address=bookie.address,
+        zone=zone,
+        node=node,
+        state="readonly" if counted["readonly"] else "writable",
+        ledgers=int(counted["ledgers"]),
+        limbo_ledgers=int(counted["limbo_ledgers"]),
+        refused_other_entry=int(counted["refused_other_entry"]),
+        damaged_records=int(counted["damaged_records"]),
+    )
+    try:
+        total, free = bookie.space()
+    except OSError:
+        total = free = 0  # a disk that has failed does not say
+    if total:
+        report.disk.total_bytes, report.disk.free_bytes, report.disk.reserve_bytes = total, free, reserve_bytes
+    for each in bookie.directories():
+        if each.why_readonly and free >= reserve_bytes:  # else the numbers say it
+            report.disk.trouble = each.why_readonly
+        report.directories.add(path=each.path, failure=each.failure, free_bytes=each.free_bytes, readonly=each.readonly)
+    return report
+
+
+def _repair_report(counted: Table) -> admin_pb2.RepairReport:
+    return admin_pb2.RepairReport(
+        enabled=bool(counted["enabled"]),
+        marked=int(counted["ledgers_marked"]),
+        mending=int(counted["ledgers_mending"]),
+        unreadable=int(counted["ledgers_unreadable"]),
+        mended=int(counted["ledgers_mended"]),
+        copied_bytes=int(counted["copied_bytes"]),
+    )
+
+
+def replica_report(partition: PartitionId, table: Table, load: Load | None) -> admin_pb2.ReplicaReport:
+    """A replica's numbers (kvstore.partition.Partition.statistics) as a message. Decides only."""
+    report = admin_pb2.ReplicaReport(
+        partition=partition,
+        role=table["role"],
+        leader=table["leader"] or "",
+        sequence=table["seq"],
+        durable_sequence=table["durable_seq"],
+        epoch=table["epoch"],
+        keys=table["keys"],
+        failure=table["failure"] or "",
+        lead_failure=table["lead_failure"],
+        is_in_doubt=table["is_in_doubt"],
+        moves_stuck=table["moves_stuck"],
+        pins_held=table["pins_held"],
+    )
+    leading, log = table["leading"], table["log"]
+    if table["role"] != "serving" or leading is None:
+        return report
+    report.lead.epoch, report.lead.queued = leading["epoch"], leading["queued"]
+    if log is not None:
+        report.lead.ledgers, report.lead.trimmed_sequence = log["ledgers"], log["trimmed_seq"]
+        report.lead.ledgers_lacking_copies = log["ledgers_lacking_copies"]
+        report.lead.ledgers_undecodable = log["ledgers_undecodable"]
+        for bookie, ledgers in log["ledgers_lacking_at"]:
+            report.lead.lacking_at.add(bookie=bookie, ledgers=ledgers)
+    if load is not None:
+        report.lead.ops_per_s, report.lead.writes_per_s = load.ops_per_s, load.writes_per_s
+        report.lead.written_bytes_per_s = load.written_bytes_per_s
+        for hot in load.hot:
+            report.lead.hot_keys.add(key=hot.key, share=hot.share)
+    return report

@@ -1,0 +1,274 @@
+"""The cluster as one node finds it: what the node knows itself, and the reports of those that answered, put together.
+Decides only.
+
+Where two sources differ, the node concerned is believed: a partition is served if a server says that it serves it, and
+of two that say so the one with the later epoch does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvstore.meta.registration import Bookies
+from kvstore.proto import admin_pb2
+from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, NodeReport, PartitionView, ReplicaReport
+from kvstore.ring import Member, Move, MoveState, PartitionState, Ring
+from kvstore.server.cluster import proposal
+from kvstore.server.cluster.topology import ClusterTopology
+from kvstore.server.status import health
+from kvstore.types import BookieId, Quorum, ServerId
+
+SERVING = "serving"
+"""The role of a replica that leads and answers."""
+STUCK_S = 20.0
+"""A move that has failed for so long is stuck: a change of leader, at either end, is over by then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The knowledge of one node at one moment."""
+
+    server: ServerId
+    topology: ClusterTopology
+    reports: Mapping[ServerId, NodeReport]
+    """Of those that answered, its own among them. One without `metadata` tells nothing more than that it is there."""
+    silence: Mapping[ServerId, str] = field(default_factory=dict)
+    """Why each of the others did not."""
+    bookies: Bookies = field(default_factory=lambda: Bookies({}, {}))
+    known_bookies: Iterable[BookieId] = ()
+    """All that have a cookie, as far as is known, whether they run or not."""
+    spaces: Mapping[BookieId, tuple[int, int] | str] = field(default_factory=dict)
+    """Of bookies that were asked themselves: total and free bytes, or why there is no answer."""
+    quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
+    cluster_version: int = 0
+    namespaces: Iterable[admin_pb2.Namespace] = ()
+    date_ms: int = 0
+
+
+def report_of_cluster(survey: Survey) -> ClusterReport:
+    """The report, with its findings and the line about its health."""
+    own = survey.reports[survey.server]
+    report = ClusterReport(
+        server=survey.server,
+        date_ms=survey.date_ms,
+        metadata=own.metadata,
+        access_on=own.access_on,
+        ensemble_size=survey.quorum.ensemble,
+        ack_quorum=survey.quorum.ack,
+        cluster_version=survey.cluster_version,
+        namespaces=survey.namespaces,
+    )
+    if own.HasField("snapshot"):
+        report.snapshot.MergeFrom(own.snapshot)
+    report.partitions.extend(_partitions(survey))
+    report.nodes.extend(_nodes(survey, report.partitions))
+    if (copies := _copies(survey.reports.values())) is not None:
+        report.copies.MergeFrom(copies)
+    report.bookies.extend(_bookies(survey, _lacking_at(report.partitions, report.copies)))
+    report.ring.MergeFrom(_ring_view(survey, own.metadata.read_age_s, report.partitions))
+    repair = _repair(survey.reports.values())
+    if repair is not None:
+        report.repair.MergeFrom(repair)
+    report.findings.extend(health.findings_of(report))
+    report.health.MergeFrom(health.health_of(report, report.findings))
+    return report
+
+
+def servers_of(topology: ClusterTopology) -> list[ServerId]:
+    """Those that are registered or are to hold a replica, sorted. A partition that has retired needs none."""
+    partitions = topology.ring.partitions.values()
+    holding = {replica for each in partitions if each.state is not PartitionState.RETIRED for replica in each.replicas}
+    return sorted(holding | set(topology.servers))
+
+
+def node_of(bookie: BookieId, address: str, topology: ClusterTopology) -> str:
+    """The server in whose process the bookie is, as far as can be told: by its address, or by its name, which is the
+    node's and an incarnation. Empty: none."""
+    for id, member in sorted(topology.servers.items()):
+        if address and member.bookie == address:
+            return id
+    name = bookie.rpartition("-")[0]
+    return name if name in servers_of(topology) else ""
+
+
+def _nodes(survey: Survey, partitions: Iterable[PartitionView]) -> list[admin_pb2.NodeView]:
+    leads: dict[str, list[str]] = {}
+    holds: dict[str, list[str]] = {}
+    for partition in partitions:
+        if partition.leader:
+            leads.setdefault(partition.leader, []).append(partition.id)
+        for replica in partition.replicas if partition.state != PartitionState.RETIRED.value else ():
+            holds.setdefault(replica.server, []).append(partition.id)
+    return [
+        admin_pb2.NodeView(
+            id=server,
+            registered=server in survey.topology.servers,
+            no_answer=survey.silence.get(server, ""),
+            report=survey.reports.get(server),
+            leads=leads.get(server, ()),
+            holds=holds.get(server, ()),
+        )
+        for server in sorted({*servers_of(survey.topology), *survey.reports, *survey.silence})
+    ]
+
+
+def _partitions(survey: Survey) -> list[PartitionView]:
+    ring = survey.topology.ring
+    shares = ring.shares()
+    told: dict[str, dict[ServerId, ReplicaReport]] = {}
+    for server, report in survey.reports.items():
+        for each in report.replicas:
+            told.setdefault(each.partition, {})[server] = each
+    return [_partition(survey, ring.partitions[id], shares[id], told.get(id, {})) for id in sorted(ring.partitions)]
+
+
+def _partition(survey: Survey, member: Member, share: float, told: Mapping[ServerId, ReplicaReport]) -> PartitionView:
+    leader, epoch = survey.topology.leaders.get(member.id, (ServerId(""), 0))
+    serving = [server for server, found in told.items() if found.role == SERVING]
+    if serving:
+        leader = max(serving, key=lambda server: (told[server].lead.epoch, server == leader, server))
+    lead = told.get(leader) if serving else None
+    view = PartitionView(
+        id=member.id,
+        state=member.state.value,
+        leader=leader,
+        epoch=lead.lead.epoch if lead else max([epoch, *(each.epoch for each in told.values())]),
+        served=lead is not None or _tells_nothing(survey, leader),
+        sequence=lead.sequence if lead else max((each.sequence for each in told.values()), default=0),
+        keys=lead.keys if lead else max((each.keys for each in told.values()), default=0),
+        share=share,
+        lead=lead.lead if lead else None,
+    )
+    joining = {newcomer for newcomer, _ in member.replacing}
+    leaving = {gone for _, gone in member.replacing}
+    for server in member.replicas:
+        found = told.get(server)
+        row = view.replicas.add(
+            server=server,
+            is_up=found is not None or _tells_nothing(survey, server),
+            is_joining=server in joining,
+            is_leaving=server in leaving,
+        )
+        if found is None:
+            continue
+        row.role, row.sequence, row.is_in_doubt = found.role, found.sequence, found.is_in_doubt
+        row.failure, row.lead_failure = found.failure, found.lead_failure
+        if lead is not None:
+            row.behind = max(0, lead.sequence - found.sequence)
+    return view
+
+
+def _tells_nothing(survey: Survey, server: ServerId) -> bool:
+    """Whether it is there and of a version that reports nothing: then others' word for it has to do."""
+    report = survey.reports.get(server)
+    return report is not None and not report.HasField("metadata")
+
+
+def _bookies(survey: Survey, lacking: Mapping[str, int]) -> list[BookieReport]:
+    """Those that are registered, have a cookie, or are told of by their nodes."""
+    told = {
+        BookieId(report.bookie.id): report.bookie for report in survey.reports.values() if report.HasField("bookie")
+    }
+    registered = survey.bookies.all
+    found = []
+    for bookie in sorted({*survey.known_bookies, *registered, *told, *map(BookieId, lacking)}):
+        row = BookieReport(id=bookie, address=registered.get(bookie, ""))
+        if bookie in told:
+            row.CopyFrom(told[bookie])
+        row.zone = row.zone or survey.bookies.zones.get(bookie, "")
+        row.node = row.node or node_of(bookie, row.address, survey.topology)
+        row.state = _state(bookie, survey.bookies, is_told=bookie in told, told=row.state)
+        row.lacking_ledgers = lacking.get(bookie, 0)
+        space = survey.spaces.get(bookie)
+        if isinstance(space, str):
+            row.no_answer = space
+        elif space is not None:
+            row.disk.total_bytes, row.disk.free_bytes = space
+        elif bookie not in told and row.node in survey.silence:
+            row.no_answer = survey.silence[ServerId(row.node)]
+        found.append(row)
+    return found
+
+
+def _state(bookie: BookieId, registered: Bookies, *, is_told: bool, told: str) -> str:
+    """A bookie that answers is believed about its room; that nobody finds it without a registration is said too."""
+    if bookie in registered.readonly:
+        return "readonly"
+    if bookie in registered.writable:
+        return told if is_told else "writable"
+    return "away"
+
+
+def _ring_view(survey: Survey, age_s: float, partitions: Iterable[PartitionView]) -> admin_pb2.RingView:
+    ring: Ring = survey.topology.ring
+    stands = {each.id: each for report in survey.reports.values() for each in report.copied}
+    copied = {id: each.part for id, each in stands.items()}
+    unserved = {each.id for each in partitions if not each.served}
+    done, left_s = proposal.eta_s(ring, survey.date_ms, {move: copied.get(move, 0.0) for move in ring.moves})
+    view = admin_pb2.RingView(
+        version=ring.version,
+        age_s=age_s,
+        paused=ring.pace.paused,
+        moves_planned=ring.journey.moves,
+        moves_done=max(0, ring.journey.moves - len(ring.moves)),
+        progress=done,
+        eta_s=left_s,
+        draining=ring.draining,
+    )
+    for move in ring.moves.values():
+        stand = stands.get(move.id)
+        view.moves.add(
+            id=move.id,
+            source=move.source,
+            target=move.target,
+            first=proposal.move_status(move).first,
+            last=move.end,
+            state=move.state.value,
+            attempt=move.attempt,
+            copied=1.0 if move.state is MoveState.FLIPPED else copied.get(move.id),
+            stuck="" if ring.pace.paused else _why_stuck(move, stand, unserved),
+            eta_s=stand.eta_s if stand is not None and stand.HasField("eta_s") else None,
+        )
+    return view
+
+
+def _why_stuck(move: Move, stand: admin_pb2.MoveCopied | None, unserved: Collection[str]) -> str:
+    """Why the move does not go on; empty: it does, or waits for others to be done."""
+    for role, partition in (("target", move.target), ("source", move.source)):
+        if partition in unserved:
+            return f"partition {partition}, its {role}, is not served"
+    if stand is not None and stand.failing_s >= STUCK_S:
+        return f"no step of it has gone well for {stand.failing_s:.0f} s: {stand.failure}"
+    return ""
+
+
+def _lacking_at(partitions: Iterable[PartitionView], copies: admin_pb2.CopiesReport) -> Mapping[str, int]:
+    """Bookies → ledgers of which copies lack there: as the logs' leaders say or, if that is more, as they were counted
+    for all ledgers."""
+    found: Counter[str] = Counter()
+    for partition in partitions:
+        for each in partition.lead.lacking_at:
+            found[each.bookie] += each.ledgers
+    return found | Counter({each.bookie: each.lacking for each in copies.away})
+
+
+def _copies(reports: Iterable[NodeReport]) -> admin_pb2.CopiesReport | None:
+    """The latest count of copies; None if no node that answers has one."""
+    counted = [report.copies for report in reports if report.HasField("copies")]
+    return min(counted, key=lambda copies: copies.age_s, default=None)
+
+
+def _repair(reports: Iterable[NodeReport]) -> admin_pb2.RepairReport | None:
+    told = [report.repair for report in reports if report.HasField("repair")]
+    if not told:
+        return None
+    return admin_pb2.RepairReport(
+        enabled=all(each.enabled for each in told),
+        marked=max(each.marked for each in told),
+        mending=sum(each.mending for each in told),
+        unreadable=max(each.unreadable for each in told),
+        mended=sum(each.mended for each in told),
+        copied_bytes=sum(each.copied_bytes for each in told),
+    )

@@ -1,0 +1,236 @@
+"""Asks every server and every bookie what it knows, all at once and for a second at most, and puts the answers
+together. Nothing here needs the metadata store: while it is away, what was known of it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from kvstore.env import Env
+from kvstore.errors import BookieError, InvalidRequest, MetadataError, NotLeader, StoreError
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.store import SessionState
+from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
+from kvstore.server.access.identities import Access
+from kvstore.server.clock.dating import Dating
+from kvstore.server.cluster.membership import Membership
+from kvstore.server.config import NodeConfig
+from kvstore.server.load.sampler import LoadSampler
+from kvstore.server.namespaces import telling
+from kvstore.server.namespaces.telling import messages_of
+from kvstore.server.peer.links import PeerLinks
+from kvstore.server.status.copy_count import CopyCount
+from kvstore.server.status.health_numbers import counts_of, numbers_of
+from kvstore.server.status.latencies import RecentLatencies
+from kvstore.server.status.move_progress import Progress
+from kvstore.server.status.node_report import Reported, add_troubles, report_of
+from kvstore.server.status.overview import Survey, node_of, report_of_cluster, servers_of
+from kvstore.types import BookieId, PartitionId, ServerId
+from kvstore.versions import Versions
+from kvstore.wal.bookies import Bookies
+
+log = logging.getLogger(__name__)
+
+STATUS = PartitionId("@status")
+"""What servers ask each other for; no partition has such an id."""
+METHOD = "node"
+CALL_S = 1.0
+"""Whoever takes longer has not answered."""
+REST_S = 0.5
+"""So long a survey is given out as it is, however many ask."""
+WATCH_S = 15.0
+"""Seconds between two surveys for this node's metrics."""
+COOKIES_S = 10.0
+"""How often the bookies that ever were are read."""
+
+
+class Surveyed(Reported, Protocol):
+    """The node, with what it finds others by: kvstore.server.app.Node."""
+
+    @property
+    def config(self) -> NodeConfig: ...
+    @property
+    def links(self) -> PeerLinks: ...
+    @property
+    def membership(self) -> Membership: ...
+    @property
+    def access(self) -> Access: ...
+    @property
+    def dating(self) -> Dating: ...
+    @property
+    def namespaces(self) -> telling.Known: ...
+    @property
+    def versions(self) -> Versions: ...
+    @property
+    def load_sampler(self) -> LoadSampler: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def copy_count(self) -> CopyCount: ...
+    def histograms(self) -> Mapping[str, Mapping[str, Any]]:
+        """Distributions by part of the node."""
+        ...
+
+
+class Surveyor:
+    """Surveys the cluster from one node. The process that runs the node sets `snapshot` and `disk`: they need the real
+    world."""
+
+    def __init__(self, env: Env, node: Surveyed, view: BookieView, bookies: Bookies) -> None:
+        self._env, self._node, self._view, self._bookies = env, node, view, bookies
+        self._began = env.clock.now()
+        self._nursery = env.nursery.child("survey")
+        self._turn = asyncio.Lock()
+        self._last = ClusterReport()
+        self._taken_at = -math.inf
+        self._until = -math.inf
+        self._cookies: frozenset[BookieId] = frozenset()
+        self._cookies_until = -math.inf
+        self._latencies = RecentLatencies()
+        self.snapshot: Callable[[], Mapping[str, Any]] = dict
+        """The last snapshot, as kvstore.server.http.last_snapshot tells it."""
+        self.disk: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Bytes in all, and bytes that are free, on the disk of the data directory."""
+        self.troubles: Callable[[], Mapping[str, str]] = dict
+        """Why directories cannot be written to, as kvstore.server.write_probe found out last."""
+
+    def start(self) -> None:
+        """Survey the cluster now and then, so that metrics and alerts know its health. It costs one call to each other
+        server every WATCH_S."""
+        self._nursery.spawn(self._watch(), name="survey now and then")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await self.take()
+            await self._env.beat.rest(WATCH_S)
+
+    def numbers(self) -> Mapping[str, float]:
+        """Return the cluster's health as numbers, as the last survey found it; empty before the first one."""
+        if self._taken_at == -math.inf:
+            return {}
+        return {**numbers_of(self._last), "survey_age_s": max(0.0, self._env.clock.now() - self._taken_at)}
+
+    def findings(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the numbers of findings by code, as the last survey made them."""
+        return {code: {"count": count} for code, count in counts_of(self._last).items()}
+
+    def own(self) -> NodeReport:
+        """This node's report, from memory."""
+        node, now = self._node, self._env.clock.now()
+        member = node.membership.announcement.member
+        is_open = node.is_open
+        report = report_of(
+            node,
+            {"zone": member.zone, "roles": member.roles, "grpc": member.grpc, "resp": member.resp, "http": member.http},
+            uptime_s=now - self._began,
+            read_age_s=max(0.0, now - node.membership.read_at),
+            starved=self._env.starved(),
+            access_on=node.access.is_on,
+            date=node.dating.told(),
+            ring_version=node.membership.topology.ring.version,
+            loads={load.partition: load for load in node.load_sampler.loads()} if is_open else {},
+            moves=node.progress.stands() if is_open else {},
+            latencies=self._latencies.take(node.histograms().get("server", {}), now),
+            snapshot=self.snapshot(),
+            disk=self.disk(),
+            reserve_bytes=node.config.storage.reserve_bytes,
+            copies=node.copy_count.report(),
+        )
+        add_troubles(report, self.troubles())
+        # At the address of a bookie that is not registered any more another one may listen, which refuses rightly.
+        by_bookies = {by: why for by, why in self._bookies.refusals().items() if by in self._view.current.all}
+        for by, reason in (*node.links.refusals().items(), *by_bookies.items()):
+            report.refused_by.add(by=by, reason=reason)
+        report.users_like_nodes.extend(node.access.users_like_nodes())
+        return report
+
+    def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """Answer another server with this one's report. Raises InvalidRequest."""
+        if method != METHOD:
+            raise InvalidRequest(f"want the method {METHOD}, got {method!r}")
+        return self.own().SerializeToString()
+
+    async def take(self) -> ClusterReport:
+        """The cluster as it is, or was REST_S ago. Takes CALL_S at most, however many do not answer; several callers
+        share one survey, and change nothing in it."""
+        async with self._turn:
+            if self._env.clock.now() >= self._until:
+                self._last = await self._survey()
+                self._taken_at = self._env.clock.now()
+                self._until = self._taken_at + REST_S
+            return self._last
+
+    async def _survey(self) -> ClusterReport:
+        node = self._node
+        topology = node.membership.topology
+        others = [server for server in servers_of(topology) if server != node.id]
+        asked = {server: self._nursery.spawn(self._ask(server), name=f"survey {server}") for server in others}
+        apart = [
+            each for each, address in sorted(self._view.current.all.items()) if not node_of(each, address, topology)
+        ]
+        spaces = {bookie: self._nursery.spawn(self._space(bookie), name=f"survey {bookie}") for bookie in apart}
+        cookies = self._nursery.spawn(self._read_cookies(), name="survey cookies")
+        found: dict[ServerId, NodeReport | str] = {server: await answer for server, answer in asked.items()}
+        told: dict[BookieId, tuple[int, int] | str] = {bookie: await answer for bookie, answer in spaces.items()}
+        await cookies
+        reports = {server: answer for server, answer in found.items() if not isinstance(answer, str)}
+        return report_of_cluster(
+            Survey(
+                server=node.id,
+                topology=topology,
+                reports={node.id: self.own(), **reports},
+                silence={server: answer for server, answer in found.items() if isinstance(answer, str)},
+                bookies=self._view.current,
+                known_bookies=self._cookies,
+                spaces=told,
+                quorum=node.config.log.quorum,
+                date_ms=self._env.clock.date_ms(),
+                cluster_version=node.versions.cluster,
+                namespaces=messages_of(node.namespaces, node.namespaces.book.table),
+            )
+        )
+
+    async def _ask(self, server: ServerId) -> NodeReport | str:
+        """Its report, or why there is none. Raises nothing."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                return NodeReport.FromString(await self._node.links.call(server, STATUS, METHOD, b"", CALL_S))
+        except NotLeader:  # it runs a version without surveys
+            member = self._node.membership.topology.servers.get(server)
+            return NodeReport(id=server, version=member.version if member else "")
+        except TimeoutError:
+            return f"no answer within {CALL_S:g} s"
+        except (StoreError, DecodeError) as error:
+            return str(error) or repr(error)
+
+    async def _space(self, bookie: BookieId) -> tuple[int, int] | str:
+        """Ask it for the room on its disks; returns why there is no answer if there is none. Raises nothing."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await self._bookies.space(bookie)
+        except TimeoutError:
+            return f"no answer within {CALL_S:g} s"
+        except BookieError as error:
+            return str(error) or repr(error)
+
+    async def _read_cookies(self) -> None:
+        """Learn now and then which bookies there ever were; while the metadata store is away it stays as it was."""
+        now = self._env.clock.now()
+        if now < self._cookies_until or self._node.store.state is not SessionState.CONNECTED:
+            return
+        try:
+            async with asyncio.timeout(CALL_S):
+                self._cookies = frozenset(await CookieStore(self._node.store).bookies())
+        except (TimeoutError, MetadataError) as error:
+            log.info("which bookies there are is not known anew: %r", error)
+        else:
+            self._cookies_until = now + COOKIES_S

@@ -1,0 +1,275 @@
+"""A lost bookie's copies are made again elsewhere, first the copies, then the metadata; a scrub finds what is bad."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.autorecovery.rereplicate import NO_SPARE, STILL_OPEN, Rereplicator, recopying
+from kvstore.errors import Unavailable
+from kvstore.meta import paths
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.cookies import Cookie
+from kvstore.meta.lost import with_lost
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.service_info import encode_service_info
+from kvstore.meta.store import ensure_path
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum, Seq
+from kvstore.wal.creator import OWNER_KEY
+from kvstore.wal.lists import LedgerLists
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, LEDGER, Bench, P, appended, holders, run
+
+COUNT = 12
+
+
+def recopier(bench: Bench) -> Rereplicator:
+    return Rereplicator(bench.env, bench.store, bench.bookies.view, bench.bookies, lambda *_: None)
+
+
+async def closed(bench: Bench, *ensemble: BookieId, write: int = 0) -> None:
+    """A closed ledger of COUNT entries."""
+    handle = bench.handle(await bench.ledger(*ensemble, write=write))
+    await appended(bench, handle, COUNT)
+    await handle.close()
+
+
+def test_copies_come_before_the_metadata_that_names_them() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        bench.store.freeze()
+        bench.env.nursery.spawn(recopier(bench).replace(B3), name="replace")
+        await bench.pass_time(1)
+        assert (await bench.recorded()).fragments[0].ensemble == (B1, B2, B3), "not yet"
+        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT)), "everything is there before it is named"
+        bench.store.thaw()
+        await bench.pass_time()
+        found = await bench.recorded()
+        assert found.fragments[0].ensemble == (B1, B2, B4)
+        assert (found.state, found.last_entry) == (LedgerState.CLOSED, COUNT - 1)
+
+    run(case, bookies=4)
+
+
+def test_a_striped_ledger_gets_the_entries_of_the_lost_bookie_and_no_others() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench, B1, B2, B3, write=2)
+        lost = bench.bookies.at[B3].of(LEDGER)
+        assert 0 < len(lost) < COUNT
+        bench.bookies.stop(B3)
+        moved = await recopier(bench).replace(B3)
+        assert [(each.copied, each.blocked) for each in moved] == [(len(lost), "")]
+        assert bench.bookies.at[B4].of(LEDGER) == lost
+
+    run(case, bookies=4)
+
+
+def test_a_damaged_copy_is_not_what_is_copied() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        for entry in range(COUNT):
+            damaged = bytearray(bench.bookies.at[B1].entries[LEDGER, EntryId(entry)])
+            damaged[-1] ^= 1
+            bench.bookies.at[B1].entries[LEDGER, EntryId(entry)] = bytes(damaged)
+        await recopier(bench).replace(B3)
+        assert bench.bookies.at[B4].entries == bench.bookies.at[B2].entries
+
+    run(case, bookies=4)
+
+
+def test_what_cannot_be_copied_keeps_the_old_name() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B1, B2, B3)
+        (moved,) = await recopier(bench).replace(B3)
+        assert moved.blocked
+        assert (await bench.recorded()).fragments[0].ensemble == (B1, B2, B3)
+
+    run(case, bookies=6)
+
+
+def test_without_another_bookie_it_says_so() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        assert [each.blocked for each in await recopier(bench).replace(B3)] == [NO_SPARE]
+
+    run(case, bookies=3)
+
+
+async def with_cookie(bench: Bench, bookie: BookieId) -> CookieStore:
+    """The cookies, with one of that bookie, which has never started."""
+    store = MemoryStore(bench.tree)
+    await ensure_path(store, paths.AVAILABLE)
+    cookies = CookieStore(store)
+    where = {"journal_dirs": ("/j",), "ledger_dirs": ("/j",), "index_dirs": ("/i",)}
+    await cookies.write(Cookie(bookie=bookie, instance_id="c", **where), None)
+    return cookies
+
+
+# docs/protocol.md A10
+def test_a_bookie_that_comes_back_while_it_is_given_up_keeps_its_places_and_its_id() -> None:
+    """Ledgers are made on it from then on: with its cookie gone, or its directories emptied, they would lack its
+    copies."""
+
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        cookies = await with_cookie(bench, B3)
+        bench.bookies.stop(B3)
+        operator = recopier(bench)
+        assert [each.blocked for each in await operator.replace(B3)] == [""]
+        node = MemoryStore(bench.tree)
+        await node.create(paths.available(B3), ephemeral=True)
+        with pytest.raises(Unavailable, match=f"bookie {B3} is back"):
+            await operator.forget(B3)
+        fragment = Fragment(EntryId(0), (B1, B2, B3))
+        await bench.ledgers.create(LedgerMetadata(LedgerId(7), Quorum(3, 3, 2), (fragment,), token=2))
+        await node.delete(paths.available(B3), -1)
+        with pytest.raises(Unavailable, match=r"may be named by ledgers \[7\]"):
+            await operator.forget(B3)
+        assert await cookies.bookies() == [B3]
+        await bench.ledgers.remove(LedgerId(7), 0)
+        await operator.forget(B3)
+        assert await cookies.bookies() == []
+
+    run(case, bookies=4)
+
+
+# docs/protocol.md A10
+def test_a_command_of_an_operator_hears_of_bookies_that_come_back_as_long_as_it_takes() -> None:
+    async def case(bench: Bench) -> None:
+        store, node = MemoryStore(bench.tree), MemoryStore(bench.tree)
+        await ensure_path(node, paths.READONLY)
+        async with recopying(bench.env, store) as recopying_now:
+            assert not recopying_now.is_up(B3)
+            await node.create(paths.available(B3), encode_service_info("b3:3181"), ephemeral=True)
+            await bench.pass_time(1)
+            assert recopying_now.is_up(B3)
+
+    run(case)
+
+
+# docs/protocol.md A10
+@pytest.mark.parametrize("registers", [False, True])
+def test_a_start_at_the_last_moment_keeps_a_bookies_id(registers: bool) -> None:
+    """It raises the version of the cookie; or has done so long before, and registers between the last look and the
+    delete."""
+
+    async def case(bench: Bench) -> None:
+        cookies = await with_cookie(bench, B3)
+        found, version = await cookies.read(B3)
+        delete, node = CookieStore.delete, MemoryStore(bench.tree)
+
+        async def late(self: CookieStore, bookie: BookieId, at: int) -> None:
+            if registers:
+                await node.create(paths.available(B3), ephemeral=True)
+            else:
+                await cookies.write(found, version)
+            await delete(self, bookie, at)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CookieStore, "delete", late)
+            with pytest.raises(Unavailable, match=f"bookie {B3} (is back|has just been started)"):
+                await recopier(bench).forget(B3)
+        assert (await cookies.read(B3))[0] == found
+
+    run(case, bookies=4)
+
+
+def test_an_open_ledger_is_left_to_its_writer() -> None:
+    async def case(bench: Bench) -> None:
+        await appended(bench, bench.handle(await bench.ledger()), COUNT)
+        bench.bookies.stop(B3)
+        assert [each.blocked for each in await recopier(bench).replace(B3)] == [STILL_OPEN]
+        assert holders(bench, 0) == [B1, B2, B3]
+
+    run(case, bookies=4)
+
+
+@pytest.mark.parametrize(
+    ("listed", "blocked"),
+    [((3,), STILL_OPEN), ((3, 4), STILL_OPEN), ((4, 5), STILL_OPEN), ((5,), ""), ((), STILL_OPEN)],
+    ids=str,
+)
+def test_an_open_ledger_that_its_log_has_passed_over_keeps_no_bookie(listed: tuple[int, ...], blocked: str) -> None:
+    """The log may still come to a ledger beyond the last that it lists."""
+    four = LedgerId(4)
+
+    async def case(bench: Bench) -> None:
+        metadata = LedgerMetadata(
+            four, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), custom=((OWNER_KEY, P.encode()),), token=7
+        )
+        await bench.ledgers.create(metadata)
+        lists = LedgerLists(bench.store)
+        log, version = await lists.make(P)
+        for number in listed:
+            log = log.with_ledger(LedgerId(number), Seq(1), epoch=1, lease_ms=500)
+        await lists.write(P, log, version)
+        bench.bookies.stop(B3)
+        (moved,) = await recopier(bench).replace(B3)
+        assert moved.blocked == blocked
+
+    run(case, bookies=4)
+
+
+def test_a_worker_that_was_quicker_is_waited_for() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        await bench.mark(B3)
+        lock = await bench.marks.lock(LEDGER, "another")
+        assert lock is not None
+        moving = bench.env.nursery.spawn(recopier(bench).replace(B3), name="replace")
+        await bench.pass_time(10)
+        assert bench.bookies.at[B4].of(LEDGER) == []
+        await lock.release()
+        assert [(each.copied, each.blocked) for each in await moving] == [(COUNT, "")]
+
+    run(case, bookies=4)
+
+
+def test_a_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        bench.store.freeze()
+        bench.env.nursery.spawn(recopier(bench).replace(B3), name="replace")
+        await bench.pass_time(1)
+        await bench.ports_on(bench.store).ledgers.remove(LEDGER, -1)
+        bench.store.thaw()
+        await bench.pass_time()
+        assert await bench.ledgers.list_ids() == []
+
+    run(case, bookies=4)
+
+
+def test_a_scrub_finds_what_is_missing_or_damaged_and_repairs_it_if_told() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bookie = bench.bookies.at[B2]
+        del bookie.entries[LEDGER, EntryId(3)]
+        bookie.entries[LEDGER, EntryId(5)] = bookie.entries[LEDGER, EntryId(5)][:-1] + b"?"
+        found = await recopier(bench).scrub(B2, repair=False)
+        assert found == [(LEDGER, 3, "missing"), (LEDGER, 5, "damaged")]
+        repaired = await recopier(bench).scrub(B2, repair=True)
+        assert [fault.rpartition("; ")[2] for _, _, fault in repaired] == ["copied there again"] * 2
+        assert await recopier(bench).scrub(B2, repair=False) == []
+        assert await recopier(bench).scrub(B1, repair=False) == []
+        assert bookie.entries == bench.bookies.at[B1].entries
+
+    run(case, bookies=3)
+
+
+# docs/protocol.md A14
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_scrub_misses_nothing_that_was_given_up(*, repair: bool) -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        for bookie in (B1, B2, B3):
+            del bench.bookies.at[bookie].entries[LEDGER, EntryId(3)]
+        assert [entry for _, entry, _ in await recopier(bench).scrub(B2, repair=repair)] == [3]
+        await bench.ledgers.update(LEDGER, lambda metadata: with_lost(metadata, [EntryId(3)]))
+        del bench.bookies.at[B2].entries[LEDGER, EntryId(5)]
+        assert [entry for _, entry, _ in await recopier(bench).scrub(B2, repair=repair)] == [5]
+
+    run(case, bookies=3)

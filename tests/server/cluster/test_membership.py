@@ -1,0 +1,348 @@
+"""What a server knows of its cluster, and that the cluster knows of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.env.events import end_task
+from kvstore.env.ports import Env
+from kvstore.env.real import real_env
+from kvstore.errors import Corrupted, MetadataUnavailable, NoSuchNode
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.store import Stat, Watch, ensure_path
+from kvstore.partition.election.ranking import LeaderRecord
+from kvstore.ring import codec
+from kvstore.ring.builder import new_ring, with_partitions
+from kvstore.ring.ring import Member as RingMember
+from kvstore.server.cluster import membership as module
+from kvstore.server.cluster.membership import Membership
+from kvstore.server.cluster.topology import ClusterTopology, Member
+from kvstore.types import PartitionId, ServerId
+from tests.waiting import PATIENCE_S, wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+N1, N2 = ServerId("n1"), ServerId("n2")
+RING = new_ring([P1], {N1: "", N2: ""}, 2)
+
+
+class World:
+    """A metadata store, and what other processes write to it."""
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self.tree = MemoryTree()
+        self.other = MemoryStore(self.tree)
+
+    async def prepare(self) -> None:
+        await ensure_path(self.other, paths.SERVERS)
+        await ensure_path(self.other, paths.partition(P1))
+
+    def membership(self, store: MemoryStore, name: str = "n1", resp: str = "h:1") -> Membership:
+        found = Membership(self.env, store, Member(id=name, resp=resp, nonce="x"))
+        found.start()
+        return found
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    env = real_env(tmp_path)
+    made = World(env)
+    await made.prepare()
+    yield made
+    await env.nursery.close()
+
+
+async def knows(membership: Membership, wanted: ClusterTopology) -> bool:
+    found = membership.topology
+    return (found.ring.version, found.leaders, sorted(found.servers)) == (
+        *(wanted.ring.version, wanted.leaders, sorted(wanted.servers)),
+    )
+
+
+async def test_the_ring_is_waited_for(world: World) -> None:
+    membership = world.membership(MemoryStore(world.tree))
+    waiting = asyncio.ensure_future(membership.wait_ring())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await world.other.create(paths.RING, codec.encode(RING))
+    assert (await asyncio.wait_for(waiting, PATIENCE_S)).version == RING.version
+
+
+async def test_changes_are_seen_and_told(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    told: list[ClusterTopology] = []
+    forget = membership.on_topology(lambda: told.append(membership.topology))
+    await world.other.create(paths.partition_leader(P1), LeaderRecord(N2, 4, "n").encode(), ephemeral=True)
+    await world.other.create(paths.server(N2), Member(id="n2", resp="h:2").encode(), ephemeral=True)
+    wanted = ClusterTopology(RING, {P1: (N2, 4)}, {N2: Member(id="n2", resp="h:2")})
+    await wait_until(lambda: knows(membership, wanted), what="leader and server are known")
+    assert told[-1] == membership.topology
+    later = with_partitions(RING, [RingMember(P2, (N1,))])
+    await world.other.set(paths.RING, codec.encode(later), 0)
+    wanted = ClusterTopology(later, {P1: (N2, 4)}, wanted.servers)
+    await wait_until(lambda: knows(membership, wanted), what="the ring's change is known")
+    forget()
+    count = len(told)
+    await world.other.delete(paths.partition_leader(P1), 0)
+    wanted = ClusterTopology(later, {}, wanted.servers)
+    await wait_until(lambda: knows(membership, wanted), what="the leader's end is known")
+    assert len(told) == count, "told only until it was forgotten"
+
+
+async def test_an_older_ring_of_a_metadata_server_that_lags_is_not_believed(world: World) -> None:
+    later = with_partitions(RING, [RingMember(P2, (N1,))])
+    await world.other.create(paths.RING, codec.encode(later))
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    await world.other.set(paths.RING, codec.encode(RING), 0)
+    await world.other.create(paths.server(N2), Member(id="n2", resp="h:2").encode(), ephemeral=True)
+    wanted = ClusterTopology(later, {}, {N2: Member(id="n2", resp="h:2")})
+    await wait_until(lambda: knows(membership, wanted), what="the server is known, the ring kept")
+
+
+# docs/protocol.md H7
+async def test_everything_is_read_again_in_time_however_many_hints_there_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch was lost, and a partition that nobody leads makes this server look for its leader all the time."""
+
+    class Deaf(MemoryStore):
+        def watch(self, path: str, changed: Callable[[], None]) -> Watch:
+            return super().watch(path, (lambda: None) if path == paths.SERVERS else changed)
+
+    monkeypatch.setattr(module, "REREAD_S", 0.1)
+    await world.other.create(paths.RING, codec.encode(RING))
+    membership = world.membership(Deaf(world.tree))
+    await membership.wait_ring()
+    await world.other.create(paths.server(N2), Member(id="n2", resp="h:2", nonce="x").encode(), ephemeral=True)
+
+    async def knows_it() -> bool:
+        membership.suspect(P1)
+        return N2 in membership.topology.servers
+
+    await wait_until(knows_it, what="the server is known")
+
+
+# docs/protocol.md H7
+async def test_what_changes_while_everything_is_read_is_read_before_the_rest(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that takes seconds, operations on a partition whose leader had changed were refused."""
+    partitions = [PartitionId(f"p{number}") for number in range(1, 10)]
+    ring = new_ring(partitions, {N1: "", N2: ""}, 2)
+    for each in partitions:
+        await ensure_path(world.other, paths.partition(each))
+        await world.other.create(paths.partition_leader(each), LeaderRecord(N1, 1, "n").encode())
+    await world.other.create(paths.RING, codec.encode(ring))
+    first, middle, last = (paths.partition_leader(partitions[at]) for at in (0, 4, -1))
+    asked: list[str] = []
+
+    class Slow(MemoryStore):
+        """Where all is read for the second time, the last leader changes as the first is read."""
+
+        async def get(self, path: str) -> tuple[bytes, Stat]:
+            if path == first and middle in asked:
+                asked.clear()
+                await world.other.set(last, LeaderRecord(N2, 2, "n").encode(), -1)
+            asked.append(path)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return await super().get(path)
+
+    monkeypatch.setattr(module, "REREAD_S", 0.0)
+    membership = world.membership(Slow(world.tree))
+    await membership.wait_ring()
+
+    async def knows_it() -> bool:
+        return middle in asked and membership.topology.leaders[partitions[-1]] == (N2, 2)
+
+    await wait_until(knows_it, what="the change is known, and reading went on")
+    assert asked.index(last) < asked.index(middle)
+    await membership.close()
+
+
+# docs/protocol.md P34
+async def test_a_node_that_cannot_be_decoded_is_told_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    await world.other.create(paths.partition_leader(P1), b"no leader")
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    for _ in range(3):
+        await membership._read_all()
+    assert len([each for each in caplog.messages if "cannot be read" in each]) == 1
+
+
+# docs/protocol.md H7
+async def test_a_whole_read_asks_first_who_leads_where_nobody_is_known_to(world: World) -> None:
+    """Operations wait for those: of a thousand partitions one that had just joined stood for seconds in the line."""
+    asked: list[str] = []
+
+    class Noting(MemoryStore):
+        async def get(self, path: str) -> tuple[bytes, Stat]:
+            asked.append(path)
+            return await super().get(path)
+
+    p3 = PartitionId("p3")
+    ring = with_partitions(RING, [RingMember(P2, (N2,))])
+    await world.other.create(paths.RING, codec.encode(ring))
+    for each in (P1, P2):
+        await ensure_path(world.other, paths.partition(each))
+        await world.other.create(paths.partition_leader(each), LeaderRecord(N1, 1, "n").encode())
+    membership = world.membership(Noting(world.tree))
+    await membership.wait_ring()
+    membership._watches[paths.RING].close()
+    await world.other.set(paths.RING, codec.encode(with_partitions(ring, [RingMember(p3, (N2,))])), 0)
+    asked.clear()
+    await membership._read_all()
+    leaders = [paths.partition_leader(each) for each in (p3, P1, P2)]
+    assert [path for path in asked if path in leaders] == leaders
+
+
+async def test_partitions_that_have_left_by_a_whole_read_are_not_watched(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(with_partitions(RING, [RingMember(P2, (N2,))])))
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    assert paths.partition_leader(P2) in membership._watches
+    later = replace(RING, version=membership.topology.ring.version + 1)
+    membership._watches[paths.RING].close()
+    await world.other.set(paths.RING, codec.encode(later), 0)
+    await membership._read_all()
+    assert membership.topology.ring.version == later.version
+    assert paths.partition_leader(P2) not in membership._watches
+
+
+async def test_while_the_metadata_store_is_away_what_is_known_stays(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    await world.other.create(paths.partition_leader(P1), LeaderRecord(N2, 4, "n").encode())
+    store = MemoryStore(world.tree)
+    membership = world.membership(store)
+    await membership.wait_ring()
+    await wait_until(lambda: knows(membership, ClusterTopology(RING, {P1: (N2, 4)}, {})), what="all is known")
+    store.suspend()
+    membership.suspect(P1)
+    await asyncio.sleep(0)
+    assert membership.topology.leaders == {P1: (N2, 4)}
+    await world.other.delete(paths.partition_leader(P1), 0)
+    store.resume()
+    await wait_until(lambda: knows(membership, ClusterTopology(RING, {}, {})), what="it is read again")
+
+
+async def test_the_leader_of_a_new_partition_is_read_though_the_first_attempt_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REREAD_S", 10 * PATIENCE_S)
+
+    class FailsOnce(MemoryStore):
+        failed = False
+
+        async def get(self, path: str) -> tuple[bytes, Stat]:
+            if path == paths.partition_leader(P2) and not self.failed:
+                self.failed = True
+                raise MetadataUnavailable("the session is suspended")
+            return await super().get(path)
+
+    await world.other.create(paths.RING, codec.encode(RING))
+    await ensure_path(world.other, paths.partition(P2))
+    await world.other.create(paths.partition_leader(P2), LeaderRecord(N2, 4, "n").encode())
+    store = FailsOnce(world.tree)
+    membership = world.membership(store)
+    await membership.wait_ring()
+    later = with_partitions(RING, [RingMember(P2, (N2,))])
+    await world.other.set(paths.RING, codec.encode(later), 0)
+    await wait_until(lambda: knows(membership, ClusterTopology(later, {P2: (N2, 4)}, {})), what="its leader is known")
+    assert store.failed
+
+
+async def test_a_server_is_announced_again_after_a_lost_session_with_the_same_nonce(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    store = MemoryStore(world.tree)
+    membership = world.membership(store)
+    await membership.wait_ring()
+    await membership.announce()
+    first, stat = await world.other.get(paths.server(N1))
+    store.expire()
+    store.resume()
+
+    async def is_back() -> bool:
+        try:
+            again, later = await world.other.get(paths.server(N1))
+        except NoSuchNode:
+            return False
+        return again == first and later.created != stat.created
+
+    await wait_until(is_back, what="the server's znode is back")
+    assert Member.decode(first).nonce == "x"
+
+
+async def test_a_restarted_server_takes_its_former_znode_over_at_once_and_a_stranger_does_not(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    await world.other.create(paths.server(N1), Member(id="n1", resp="h:1", nonce="before").encode(), ephemeral=True)
+    stranger = world.membership(MemoryStore(world.tree), resp="elsewhere:1")
+    announcing = asyncio.create_task(stranger.announce())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not announcing.done()
+    assert Member.decode((await world.other.get(paths.server(N1)))[0]).nonce == "before"
+    await end_task(announcing)
+    await stranger.close()
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.announce()
+    assert Member.decode((await world.other.get(paths.server(N1)))[0]).nonce == "x"
+
+
+# docs/protocol.md H12
+async def test_a_second_process_of_one_id_waits_until_the_first_is_gone(world: World) -> None:
+    """It would host replicas under that one's name, and each would remove what the other has published."""
+    await world.other.create(paths.RING, codec.encode(RING))
+    first = MemoryStore(world.tree)
+    await world.membership(first).announce()
+    second = world.membership(MemoryStore(world.tree), resp="elsewhere:1")
+    announcing = asyncio.create_task(second.announce())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not announcing.done()
+    first.expire()
+    async with asyncio.timeout(PATIENCE_S):
+        await announcing
+    assert Member.decode((await world.other.get(paths.server(N1)))[0]).resp == "elsewhere:1"
+
+
+async def test_what_a_replica_here_has_learnt_counts_at_once(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    told: list[object] = []
+    membership.on_topology(lambda: told.append(membership.topology.leaders))
+    membership.note_leader(P1, N2)
+    assert told == [{P1: (N2, 0)}]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{}", b"[]", b'{"format": 9, "id": "n1", "resp": ""}', b'{"format": 1}'),
+        b'{"format": 1, "id": "n1", "resp": "h:1", "can": "9"}',
+        b'{"format": 1, "id": "n1", "resp": 5}',
+        b'{"format": 1, "id": "n1", "resp": "h:1", "zone": null}',
+        b'{"format": 1, "id": "n1", "resp": "h:1", "roles": [["server"]]}',
+        b'{"format": 1, "id": "n1", "resp": "h:1", "starting": "no"}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_member_is_corrupted(data: bytes) -> None:
+    with pytest.raises(Corrupted):
+        Member.decode(data)
+
+
+def test_a_member_survives_its_znode_and_unknown_fields_are_left_out() -> None:
+    member = Member(id="n1", resp="h:1", grpc="h:2", zone="z", roles=("server",), nonce="x")
+    assert Member.decode(member.encode()) == member
+    assert Member.decode(member.encode()[:-1] + b',"later":1}') == member

@@ -1,0 +1,174 @@
+"""Samples of operations: a burst now and then, and nothing of it for whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.env import Env
+from kvstore.env.real import real_env
+from kvstore.errors import Unavailable
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow
+from kvstore.server.load import sampler as module
+from kvstore.server.load.load import Load, encode
+from kvstore.server.load.sampler import BURST, LoadSampler, Tap, loads_of_cluster
+from kvstore.server.routing.ports import LocalReplica, Reads
+from kvstore.types import PartitionId, ServerId
+from tests.waiting import wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+
+
+class AtHand:
+    """A lead's reads, of one key."""
+
+    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        return b"a row" if key == b"at hand" else NOT_NOW
+
+    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
+        return [b"a row"] * len(keys) if set(keys) == {b"at hand"} else NOT_NOW
+
+
+class Replica(LocalReplica):
+    serving = True
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def submit(self, op: Any, sink: Any, token: int) -> None:
+        self.got.append((op, token))
+
+    @property
+    def reads(self) -> Reads:
+        return AtHand()
+
+    def expel(self) -> None:
+        """Nothing waits here."""
+
+    def counts(self) -> tuple[int, int]:
+        return len(self.got), 0
+
+
+class Here:
+    """What is hosted, and where operations go."""
+
+    def __init__(self) -> None:
+        self.replica = Replica()
+        self.local: dict[PartitionId, Any] = {P1: self.replica}
+        self.led = True
+
+    def leading(self) -> dict[PartitionId, Any]:
+        return {P1: self.replica} if self.led else {}
+
+    def swap(self, partition: PartitionId, old: Any, new: Any) -> bool:
+        if self.local.get(partition) is not old:
+            return False
+        self.local[partition] = new
+        return True
+
+
+@pytest.fixture
+async def env(tmp_path: Path) -> AsyncIterator[Env]:
+    made = real_env(tmp_path)
+    yield made
+    await made.nursery.close()
+
+
+async def is_tapped(here: Here) -> bool:
+    return isinstance(here.local[P1], Tap)
+
+
+@pytest.fixture
+async def tapped(env: Env, monkeypatch: pytest.MonkeyPatch) -> tuple[Here, LoadSampler]:
+    """A replica with a tap before it, and who has put it there."""
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    here = Here()
+    load_sampler = LoadSampler(env, here, here)
+    load_sampler.start()
+    await wait_until(lambda: is_tapped(here), what="a tap")
+    return here, load_sampler
+
+
+async def test_a_burst_passes_through_and_then_operations_go_straight_again(
+    tapped: tuple[Here, LoadSampler],
+) -> None:
+    here, load_sampler = tapped
+    for number in range(BURST + 5):
+        here.local[P1].submit((Code.GET, b"k%d" % number, 0, 0), None, number)
+    assert here.local[P1] is here.replica, "the burst is over"
+    assert [token for _, token in here.replica.got] == list(range(BURST + 5)), "all of them, in order"
+    await load_sampler.close()
+    assert here.local[P1] is here.replica
+    assert [load.partition for load in load_sampler.loads()] == [P1]
+
+
+async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
+    tapped: tuple[Here, LoadSampler],
+) -> None:
+    here, load_sampler = tapped
+    tap = here.local[P1]
+    assert tap.reads.now(b"elsewhere", 0, 0.0) is NOT_NOW
+    assert tap.seen == [], "it is submitted, and seen then"
+    for _ in range(BURST):
+        assert here.local[P1].reads.now(b"at hand", 0, 0.0) == b"a row"
+    assert tap.seen == [(b"at hand", 0)] * BURST
+    assert here.local[P1] is here.replica
+    tap.seen.clear()
+    here.local[P1] = tap
+    assert tap.reads.all_now([b"at hand", b"elsewhere"], [0, 0], 0.0) is NOT_NOW
+    assert tap.reads.all_now([b"at hand"] * 30, [0] * 30, 0.0) == [b"a row"] * 30
+    assert tap.seen == [(b"at hand", 0)] * 30
+    tap.reads.all_now([b"at hand"] * 30, [0] * 30, 0.0)
+    assert tap.seen == [(b"at hand", 0)] * BURST, "a burst, however many come together"
+    await load_sampler.close()
+
+
+async def test_a_tap_through_which_nothing_passes_stands_and_sees_what_comes_then(
+    tapped: tuple[Here, LoadSampler],
+) -> None:
+    here, load_sampler = tapped
+    tap = here.local[P1]
+    load_sampler.look()
+    assert here.local[P1] is tap
+    tap.submit((Code.GET, b"k", 0, 0), None, 0)
+    load_sampler.look()
+    assert here.local[P1] is not tap
+    assert isinstance(here.local[P1], Tap)
+    await load_sampler.close()
+
+
+async def test_a_replica_that_leads_no_more_has_no_tap(tapped: tuple[Here, LoadSampler]) -> None:
+    here, load_sampler = tapped
+    here.led = False
+    load_sampler.look()
+    assert here.local[P1] is here.replica
+    await load_sampler.close()
+
+
+async def test_a_replica_that_stops_while_it_is_tapped_does_not_come_back(
+    tapped: tuple[Here, LoadSampler],
+) -> None:
+    here, load_sampler = tapped
+    del here.local[P1]
+    await load_sampler.close()
+    assert P1 not in here.local
+
+
+async def test_a_server_that_does_not_answer_is_left_out(env: Env) -> None:
+    class Links:
+        async def call(self, server: ServerId, *_: object) -> bytes:
+            await asyncio.sleep(0)
+            if server == "n2":
+                return encode([Load(P2, 5.0, 1.0, 10.0)])
+            if server == "n3":
+                return b"\xc1"
+            raise Unavailable("it is down")
+
+    servers = [ServerId(f"n{i}") for i in range(1, 5)]
+    here = Here()
+    found = await loads_of_cluster(Links(), LoadSampler(env, here, here), ServerId("n1"), servers)
+    assert {partition: load.ops_per_s for partition, load in found.items()} == {P2: 5.0}
