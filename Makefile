@@ -79,10 +79,8 @@ snapshot-demo: setup ## a million keys, snapshots while others write, a restore 
 proto: setup ## regenerate the protobuf modules
 	@scripts/proto.sh
 
-reference: setup ## write docs/configuration.md, docs/commands.md and docs/rules.md again from the code
-	@PYTHONPATH=. $(BIN)/python scripts/configuration.py
-	@PYTHONPATH=. $(BIN)/python scripts/commands.py
-	@PYTHONPATH=. $(BIN)/python scripts/rules.py
+reference: setup ## write the generated pages of docs/ again from the code
+	@PYTHONPATH=. $(BIN)/python scripts/reference.py
 
 lock: ## resolve the dependencies anew
 	@scripts/lock.sh
