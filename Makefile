@@ -29,7 +29,7 @@ check: static ## before each commit: static, house rules and fast tests
 test: static ## everything; what CI runs
 	@$(BIN)/pytest -n 3
 
-sim: setup ## replay one simulated run: make sim SEED=4711
+sim: setup ## replay one simulated run: make sim SEED=4711; with TRACE=1 it prints every event
 	@$(BIN)/python -m tests.sim.run $(SEED)
 
 sims: setup ## thousands of simulated runs, and what struck them: make sims SEEDS=5000 FIRST=0
