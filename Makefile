@@ -29,7 +29,7 @@ check: static ## before each commit: static, house rules and fast tests
 test: static ## everything; what CI runs
 	@$(BIN)/pytest -n 3
 
-sim: setup ## replay one simulated run: make sim SEED=4711
+sim: setup ## replay one simulated run: make sim SEED=4711; with TRACE=1 it prints every event
 	@$(BIN)/python -m tests.sim.run $(SEED)
 
 sims: setup ## thousands of simulated runs, and what struck them: make sims SEEDS=5000 FIRST=0
@@ -79,10 +79,8 @@ snapshot-demo: setup ## a million keys, snapshots while others write, a restore 
 proto: setup ## regenerate the protobuf modules
 	@scripts/proto.sh
 
-reference: setup ## write docs/configuration.md, docs/commands.md and docs/rules.md again from the code
-	@PYTHONPATH=. $(BIN)/python scripts/configuration.py
-	@PYTHONPATH=. $(BIN)/python scripts/commands.py
-	@PYTHONPATH=. $(BIN)/python scripts/rules.py
+reference: setup ## write the generated pages of docs/ again from the code
+	@PYTHONPATH=. $(BIN)/python scripts/reference.py
 
 lock: ## resolve the dependencies anew
 	@scripts/lock.sh
