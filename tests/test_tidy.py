@@ -49,11 +49,10 @@ NONDETERMINISTIC = re.compile(
     r"|time\..+|random\.(?!Random$).+|secrets\..+|uuid\.uuid[14]|os\.(urandom|getrandom)"
     r"|datetime\.(datetime\.|date\.)?(now|utcnow|today)"
 )
-# The adapters that touch the real world: ports, real processes, foreign threads, and the blocking client.
+# The adapters that touch the real world: ports, real processes, foreign threads.
 ADAPTERS = (
     "kvstore/__main__.py",
     "kvstore/cli/",
-    "kvstore/client/blocking/client.py",
     "kvstore/devcluster/",
     "kvstore/env/",
     "kvstore/loadtest/",
