@@ -22,7 +22,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 from kvstore.env.dns.names import NAMES
 from kvstore.env.networks import KnownNetworks, network_of
@@ -52,9 +52,10 @@ would come in."""
 BEGUN_MAX, BEGUN_S = 4, 0.005
 """Handshakes of one port that begin within BEGUN_S. Each takes a signature: if all slots were given in one turn of the
 event loop, everything else in it would wait for as many."""
-CLOSED_MAX, CLOSED_REST_S = 32, 0.02
-"""After closing CLOSED_MAX waiting connections for newcomers the port accepts nothing for CLOSED_REST_S. Peers that
-reconnect as fast as they are closed would otherwise take the whole event loop."""
+CLOSED_MAX, CLOSED_REST_S = 2, 0.02
+"""After closing CLOSED_MAX waiting connections for newcomers the port accepts nothing for CLOSED_REST_S, and newcomers
+wait in the kernel. Peers that reconnect as fast as they are closed would otherwise take the event loop from clients:
+with 32 in place of 2, clients had a third of the answers under attack, and newcomers came in no sooner."""
 REST_S = 0.1
 """How long nothing is accepted when there is no room."""
 FILES_SHARE, FILES_MAX = 4, 1024
@@ -82,6 +83,16 @@ class Accepted:
     """Without TLS, where it is preferred."""
 
 
+class Carrier(Protocol):
+    """A handler that carries the bytes of a TLS handshake to somebody else."""
+
+    opened: asyncio.Future[None]
+    """Done when the handshake is over, or the connection is."""
+
+    def break_off(self) -> None:
+        """End the connection at once."""
+
+
 @dataclass(slots=True)
 class _Turn:
     """A connection that waits for a handshake slot."""
@@ -105,10 +116,12 @@ class Acceptor:
         prelude: Callable[[], Prelude] | None = None,
         admits_plain: bool = False,
         known: KnownNetworks | None = None,
+        carries: bool = False,
     ) -> None:
         """`admits_plain`: what begins otherwise than with TLS is let in without, and counted. `known`: networks that
-        peers elsewhere do not displace."""
-        self._admits_plain = admits_plain
+        peers elsewhere do not displace. `carries`: handlers carry the bytes of handshakes to somebody else
+        (`Carrier`)."""
+        self._admits_plain, self._carries = admits_plain, carries
         self._socket, self._factory, self._accepted, self._is_vital = sock, factory, accepted, is_vital
         self._loop = asyncio.get_running_loop()
         self._tls = tls
@@ -127,6 +140,10 @@ class Acceptor:
         self._said_at = -SAY_S
         self._plain_said_at = -SAY_PLAIN_S
         self._is_closed = False
+
+    @property
+    def _expects_tls(self) -> bool:
+        return self._tls is not None or self._carries
 
     def start(self) -> None:
         self._loop.add_reader(self._socket.fileno(), self._accept)
@@ -180,7 +197,7 @@ class Acceptor:
     def _open(self, sock: socket.socket, network: str) -> bool:
         """Take an accepted connection in. Return True if another one was closed for it, or the connection itself."""
         sock.setblocking(False)
-        if self._tls is None:
+        if not self._expects_tls:
             self._nursery.spawn(self._hand_over(sock, network), name="connection")
             return False
         self._accepted.opening += 1
@@ -217,10 +234,14 @@ class Acceptor:
     async def _hand_over(self, sock: socket.socket, network: str) -> None:
         """Give the connection a handler, after its handshake. If that fails nobody is told: nobody knew of it."""
         try:
-            options = await self._until_handshake(sock, network) if self._tls else {}
-            if not options:
+            left_s = await self._until_handshake(sock, network) if self._expects_tls else None
+            if left_s is None:
                 self._ended(sock)  # nothing is left to wait for, and nobody may end it
-            await self._loop.connect_accepted_socket(self._factory, sock, **options)  # type: ignore[type-var]
+            is_carried = left_s is None or self._carries
+            options: Any = {} if is_carried else {"ssl": self._tls, "ssl_handshake_timeout": left_s}
+            _, handler = await self._loop.connect_accepted_socket(self._factory, sock, **options)  # type: ignore[type-var]
+            if left_s is not None and self._carries:
+                await _carried(cast("Carrier", handler), left_s)
         except (ConnectionAbortedError, TimeoutError):
             self._accepted.timed_out += sock in self._waiting or sock in self._handshakes
         except OSError as error:
@@ -228,20 +249,20 @@ class Acceptor:
         finally:
             self._ended(sock)
 
-    async def _until_handshake(self, sock: socket.socket, network: str) -> dict[str, Any]:
-        """Wait until the connection has its handshake slot; returns the arguments of the handshake. Both have OPENING_S
-        together."""
+    async def _until_handshake(self, sock: socket.socket, network: str) -> float | None:
+        """Wait until the connection has its handshake slot; returns the seconds that are left for the handshake, or
+        None if there is no handshake. Both have OPENING_S together."""
         began = self._loop.time()
         async with asyncio.timeout(OPENING_S):
-            if self._admits_plain and not await wants_tls(sock, self._prelude):
-                self._note_plain(sock)
-                return {}
+            if (self._admits_plain or self._carries) and not await wants_tls(sock, self._prelude):
+                if self._admits_plain:
+                    self._note_plain(sock)
+                return None
             if self._prelude is not None:
                 await hear_out(sock, self._prelude)
             await wait_for_hello(sock)
             await self._slot(sock, network)
-        left_s = max(OPENING_S - (self._loop.time() - began), 0.001)
-        return {"ssl": self._tls, "ssl_handshake_timeout": left_s}
+        return max(OPENING_S - (self._loop.time() - began), 0.001)
 
     # ── handshake slots ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -313,6 +334,16 @@ class Acceptor:
             with suppress(OSError):
                 port, caller = sock.getsockname()[1], sock.getpeername()[0]
                 log.warning("port %d: %s connects without TLS; mode is prefer, so it may", port, caller)
+
+
+async def _carried(carrier: Carrier, left_s: float) -> None:
+    """Wait until the handshake that somebody else does is over; break it off if it takes longer than `left_s`."""
+    try:
+        async with asyncio.timeout(left_s):
+            await carrier.opened
+    except TimeoutError:
+        carrier.break_off()
+        raise
 
 
 def waiting_max() -> int:

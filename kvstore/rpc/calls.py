@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ import grpc
 from kvstore.env.networks import KnownNetworks, address_of
 from kvstore.env.shares import Shares
 from kvstore.errors import InvalidRequest, Overloaded, Unavailable
+from kvstore.rpc.callers import caller_of, note_caller
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX
 from kvstore.rpc.status import abort
 
@@ -58,8 +59,10 @@ class _Wait:
 class Calls:
     """The calls of one gRPC server."""
 
-    def __init__(self, known: KnownNetworks | None = None) -> None:
+    def __init__(self, known: KnownNetworks | None = None, carried: Mapping[str, str] | None = None) -> None:
+        """`carried`: the addresses of callers whose connections a front carries, by those that gRPC sees."""
         known = KnownNetworks() if known is None else known
+        self._carried = {} if carried is None else carried
         self._of_address: dict[str, int] = {}
         self._half_sent: Shares[_Wait] = Shares(known)
         self._open: Shares[_Wait] = Shares(known)
@@ -69,7 +72,8 @@ class Calls:
 
     async def begin(self, context: Any) -> str:
         """Count a call; returns its address. Aborts it if that has too many."""
-        address = address_of(context.peer())
+        note_caller(context, self._carried)
+        address = address_of(caller_of(context))
         count = self._of_address.get(address, 0)
         if count >= ADDRESS_CALLS_MAX:
             await abort(context, Overloaded(f"{ADDRESS_CALLS_MAX} calls of one address are under way"))
@@ -153,7 +157,7 @@ class Few:
     @contextmanager
     def place(self, context: Any) -> Iterator[None]:
         """Raises Overloaded."""
-        address = address_of(context.peer())
+        address = address_of(caller_of(context))
         if self._of_address.total() >= FEW or self._of_address[address] >= FEW // 2:
             raise Overloaded(f"{FEW} {self._what} at once, {FEW // 2} of one address; ask again")
         self._of_address[address] += 1

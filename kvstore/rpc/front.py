@@ -1,8 +1,13 @@
-"""A port before two ports of one gRPC server, one with TLS and one without, while TLS is preferred (protocol.md S1).
+"""Listens for a gRPC server that has TLS, and carries the bytes of each connection to one of the server's own ports on
+loopback, unread, so that TLS ends in gRPC.
 
-gRPC's own listener cannot tell the two apart. The first byte can: it decides to which of the two a connection's bytes
-are carried, unread, so that TLS ends in gRPC as ever. There is none where TLS is required. What gRPC sees as the
-caller's address is this process's own.
+gRPC's own listener counts connections from their accept and closes whoever comes when the slots are used up: strangers
+who hold them keep everybody out. Here the slots are shared by network (kvstore/env/shares.py), and a handshake begins
+only once its whole hello is there. While TLS is preferred (docs/protocol.md S1), the first byte decides between a port
+with TLS and one without, which gRPC's listener could not tell apart.
+
+gRPC sees this process as the caller. `carried` has the caller's own address for each connection
+(kvstore/rpc/callers.py).
 """
 
 from __future__ import annotations
@@ -21,8 +26,6 @@ from kvstore.env.transport import join_address, split_address
 
 log = logging.getLogger(__name__)
 
-FIRST_BYTE_S = 5.0
-"""A connection that brings nothing for so long is closed."""
 CONNECT_S = 5.0
 """To the process's own port."""
 ENDING_S = 5.0
@@ -33,20 +36,27 @@ HOST = "127.0.0.1"
 
 
 class Front:
-    """Listens on the port before the two, from `open` to `close`."""
+    """Listens on the port before a gRPC server's own, from `open` to `close`."""
 
     def __init__(
-        self, connections_max: int, noted_plain: Callable[[], None], known: KnownNetworks | None = None
+        self,
+        connections_max: int,
+        noted_plain: Callable[[], None],
+        known: KnownNetworks | None = None,
+        carried: dict[str, str] | None = None,
     ) -> None:
         """`noted_plain` is called for each connection without TLS. `known`: networks whose connections give way only to
-        each other."""
+        each other. `carried` gets the address of each caller by the address that gRPC sees, both as gRPC names them."""
         self._max, self._noted_plain = connections_max, noted_plain
+        self._known = KnownNetworks() if known is None else known
+        self.carried = {} if carried is None else carried
         self._nursery = TaskNursery("front")
         self._acceptors: list[Acceptor] = []
-        self._relays: Shares[_Relay] = Shares(KnownNetworks() if known is None else known)
+        self._relays: Shares[_Relay] = Shares(self._known)
 
-    async def open(self, address: str, *, with_tls: int, without: int) -> int:
-        """Carry what comes at `host:port` to one of the two ports; returns the port. Raises OSError."""
+    async def open(self, address: str, *, with_tls: int, without: int | None) -> int:
+        """Carry what comes at `host:port` to one of the two ports; returns the port. `without`: the port for
+        connections without TLS; None: they are closed. Raises OSError."""
         host, port = split_address(address)
         sockets = await bind(host, port)
         found: int = sockets[0].getsockname()[1]
@@ -54,10 +64,12 @@ class Front:
         def handler() -> Any:
             return _Relay(self, with_tls, without)
 
-        self._acceptors = [Acceptor(each, handler, None, Accepted()) for each in sockets]
+        self._acceptors = [
+            Acceptor(each, handler, None, Accepted(), carries=True, known=self._known) for each in sockets
+        ]
         for each in self._acceptors:
             each.start()
-        log.info("%s takes gRPC with TLS and without", join_address(host, found))
+        log.info("%s takes gRPC with TLS%s", join_address(host, found), "" if without is None else " and without")
         return found
 
     def stop(self) -> None:
@@ -93,6 +105,11 @@ class Front:
         if is_plain:
             self._noted_plain()
         self._nursery.spawn(relay.connect(port), name="relay")
+
+
+def _named(host: str, port: int) -> str:
+    """Return an address as gRPC names it."""
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 class _Side(asyncio.Protocol):
@@ -139,33 +156,47 @@ class _Side(asyncio.Protocol):
 
 
 class _Relay(_Side):
-    """The connection that was accepted; by its first byte it finds the other one."""
+    """The connection that was accepted; by its first bytes it finds the other one."""
 
-    def __init__(self, front: Front, with_tls: int, without: int) -> None:
+    def __init__(self, front: Front, with_tls: int, without: int | None) -> None:
         super().__init__(self._end_soon, self._note_lost)
         self._front, self._with_tls, self._without = front, with_tls, without
+        self._caller = self._inner = "?"
+        """The addresses of the caller, and of this process as gRPC sees it."""
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the client has answered the server's part of the handshake, or the connection is over."""
         self._first = b""
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if not self._front.take_in(self, str((transport.get_extra_info("peername") or ("?", 0))[0])):
+        host, port = (transport.get_extra_info("peername") or ("?", 0))[:2]
+        self._caller = _named(host, port)
+        if not self._front.take_in(self, host):
             self._is_over = True
+            self._open()
             transport.abort()
-            return
-        self._do_later(FIRST_BYTE_S, self.end)
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
+            self._open()  # the client goes on after its hello
             self.other.transport.write(data)
             return
         if self._first:
             self._first += data  # the loop had read it before it was asked to wait
             return
         self._first, is_plain = data, not data.startswith(HANDSHAKE)
-        self.transport.pause_reading()
-        self._front.connect(self, self._without if is_plain else self._with_tls, is_plain=is_plain)
+        port = self._without if is_plain else self._with_tls
+        if port is None:
+            self.end()
+        else:
+            self.transport.pause_reading()
+            self._front.connect(self, port, is_plain=is_plain)
+
+    def _open(self) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
 
     async def connect(self, port: int) -> None:
         """Open the other side, and give it what has come."""
@@ -183,6 +214,9 @@ class _Relay(_Side):
             return
         if not side.has_ended:
             self._do_no_more()
+        host, port = (side.transport.get_extra_info("sockname") or ("?", 0))[:2]
+        self._inner = _named(host, port)
+        self._front.carried[self._inner] = self._caller
         self.other = side
         side.transport.write(self._first)
         self._first = b""
@@ -193,6 +227,7 @@ class _Relay(_Side):
         if self._is_over:
             return
         self._is_over = True
+        self._open()
         for side in self._sides():
             side.transport.close()
         self._do_later(ENDING_S, self.break_off)
@@ -208,6 +243,7 @@ class _Relay(_Side):
     def break_off(self) -> None:
         """End both sides at once."""
         self._is_over = True
+        self._open()
         for side in self._sides():
             side.transport.abort()
 
@@ -216,6 +252,8 @@ class _Relay(_Side):
         self.end()
         if all(side.is_lost for side in self._sides()):
             self._do_no_more()
+            if self._front.carried.get(self._inner) == self._caller:
+                del self._front.carried[self._inner]
             self._front.closed(self)
 
     def _do_later(self, delay_s: float, what: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ gRPC by itself would answer UNKNOWN, which says of a write that it may have been
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -30,10 +30,16 @@ class Malformed:
 class Guarded:
     """Stands for the gRPC server where services are registered; their handlers get no malformed message."""
 
-    def __init__(self, server: grpc.aio.Server, gate: Gate | None = None, known: KnownNetworks | None = None) -> None:
-        """Without a gate nobody is asked who he is."""
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        gate: Gate | None = None,
+        known: KnownNetworks | None = None,
+        carried: Mapping[str, str] | None = None,
+    ) -> None:
+        """Without a gate nobody is asked who he is. `known`, `carried`: as in Calls."""
         self._server, self._gate = server, gate
-        self._calls = Calls(known)
+        self._calls = Calls(known, carried)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls, self._gate) for each in handlers))

@@ -42,12 +42,13 @@ class GrpcServer:
         self._services = tuple(services)
         self._connections_max, self._known = connections_max, known
         self._front: Front | None = None
+        self._carried: dict[str, str] = {}
         self._server = grpc.aio.server(
             options=server_options(connections_max),
             maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX,
             interceptors=interceptors,
         )
-        guarded = cast("grpc.aio.Server", Guarded(self._server, gate, known))
+        guarded = cast("grpc.aio.Server", Guarded(self._server, gate, known, self._carried))
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
         for add in register:
@@ -75,11 +76,10 @@ class GrpcServer:
             return self._server.add_insecure_port(address)
         newest = tls if isinstance(tls, Certificates) else Certificates(tls)
         credentials = Handshakes(newest).credentials()
-        if not newest.tls.admits_plain:
-            return self._server.add_secure_port(address, credentials)
         behind = f"{HOST}:0"
-        with_tls, without = self._server.add_secure_port(behind, credentials), self._server.add_insecure_port(behind)
-        self._front = Front(self._connections_max, newest.note_plain, self._known)
+        with_tls = self._server.add_secure_port(behind, credentials)
+        without = self._server.add_insecure_port(behind) if newest.tls.admits_plain else None
+        self._front = Front(self._connections_max, newest.note_plain, self._known, self._carried)
         return await self._front.open(address, with_tls=with_tls, without=without)
 
     async def set_serving(self, serving: bool, *services: str) -> None:

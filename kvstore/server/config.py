@@ -41,6 +41,11 @@ class Role(StrEnum):
     """Hosts partition replicas and answers clients."""
 
 
+CARRIED_FILES = 3
+"""Open files of one gRPC connection with TLS: the caller's, and the two ends of the one behind it
+(kvstore/rpc/front.py)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How much a server takes on before it refuses. All of them are per process."""
@@ -48,7 +53,8 @@ class Limits:
     connections_max: Annotated[int, between(1, COUNT_MAX)] = 10_000
     """RESP connections; one more is closed with an error."""
     grpc_connections_max: Annotated[int, between(1, COUNT_MAX)] = 2_500
-    """gRPC connections; one more is closed."""
+    """gRPC connections; for one more, with TLS the oldest of the network that has the most is closed, else the new
+    one."""
     http_connections_max: Annotated[int, between(1, COUNT_MAX)] = 512
     """HTTP connections; for one more the one on which nothing has been asked for the longest time is closed."""
     bookie_connections_max: Annotated[int, between(BOOKIE_CONNECTIONS_MIN, COUNT_MAX)] = 1_024
@@ -70,7 +76,7 @@ class Limits:
         return replace(
             self,
             connections_max=min(self.connections_max, files // 2),
-            grpc_connections_max=min(self.grpc_connections_max, files // 8),
+            grpc_connections_max=min(self.grpc_connections_max, files // 8 // CARRIED_FILES),
             http_connections_max=min(self.http_connections_max, files // 16),
             bookie_connections_max=min(self.bookie_connections_max, files // 8),
         )

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvstore.env import accepting
 from kvstore.env.certificates import Certificates
 from kvstore.env.tls import Mode
 from kvstore.rpc import front as module
+from kvstore.rpc.callers import caller_of
 from kvstore.rpc.server import GrpcServer
 from tests.certificates import Files
+from tests.cluster.access.attackers import hello_of
 from tests.waiting import PATIENCE_S, wait_until
 
 METHOD = "/a.Service/Echo"
@@ -30,7 +34,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 async def _echo(request: bytes, context: Any) -> bytes:
     names = context.auth_context().get("x509_common_name", []) + context.auth_context().get("x509_subject", [])
-    await context.send_initial_metadata((("verified", str(bool(names)).lower()),))
+    told = ("verified", str(bool(names)).lower()), ("caller", caller_of(context)), ("peer", context.peer())
+    await context.send_initial_metadata(told)
     return request
 
 
@@ -52,9 +57,9 @@ async def served(
 
 @asynccontextmanager
 async def served_by(
-    files: Files, *, connections_max: int = 100, verifies: bool = False
+    files: Files, *, connections_max: int = 100, verifies: bool = False, mode: Mode = Mode.PREFER
 ) -> AsyncIterator[tuple[Certificates, int, module.Front]]:
-    certificates = Certificates(replace(files.bookie, mode=Mode.PREFER, verify_clients=verifies))
+    certificates = Certificates(replace(files.bookie, mode=mode, verify_clients=verifies))
     server = GrpcServer(("a.Service",), (_register,), connections_max)
     port = await server.start("127.0.0.1:0", certificates)
     await server.set_serving(True)
@@ -70,6 +75,13 @@ def channel(files: Files, port: int, *, tls: bool) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options)
     credentials = grpc.ssl_channel_credentials(*files.client.contents())
     return grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options)
+
+
+def when(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def holds() -> bool:
+        return condition()
+
+    return holds
 
 
 async def health(files: Files, port: int, *, tls: bool) -> Any:
@@ -102,7 +114,7 @@ async def test_a_clients_certificate_is_verified_behind_it(files: Files) -> None
 
 
 async def test_a_connection_that_brings_nothing_is_closed(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_BYTE_S", 0.01)
+    monkeypatch.setattr(accepting, "OPENING_S", 0.01)
     async with served(files) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b""
@@ -112,6 +124,8 @@ async def test_a_connection_that_brings_nothing_is_closed(files: Files, monkeypa
 async def test_there_are_no_more_connections_than_it_may_have(files: Files) -> None:
     async with served(files, connections_max=2) as (_, port):
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _, writer in opened:
+            writer.write(b"x")
         ended = [asyncio.create_task(reader.read()) for reader, _ in opened]
         done, _ = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 1
@@ -252,3 +266,53 @@ async def test_network_with_fewer_connections_gets_a_slot_of_another() -> None:
     assert [wire.is_aborted for wire in (*wires, late)] == [True, False, False, False]
     assert is_refused(front) is False, "a third network"
     await front.close()
+
+
+@pytest.mark.parametrize("mode", [Mode.PREFER, Mode.REQUIRE])
+async def test_caller_of_a_carried_call_is_the_client(files: Files, mode: Mode) -> None:
+    """gRPC sees the front as every caller: lines of the audit log, limits per network and delays after wrong passwords
+    went by loopback."""
+    async with served_by(files, mode=mode) as (_, port, front), channel(files, port, tls=True) as one:
+        call = one.unary_unary(METHOD)(b"x", timeout=PATIENCE_S)
+        told = dict(await call.initial_metadata() or ())
+        assert front.carried == {unquote(told["peer"]): told["caller"]}
+        assert told["caller"] != unquote(told["peer"])
+    await wait_until(when(lambda: front.carried == {}))
+
+
+# docs/protocol.md S1
+async def test_connection_without_tls_is_closed_where_tls_is_required(files: Files) -> None:
+    async with served_by(files, mode=Mode.REQUIRE) as (_, port, _):
+        assert await health(files, port, tls=True) == SERVING
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_handshake_begins_only_with_a_whole_hello(files: Files) -> None:
+    """Part of a hello took one of gRPC's connections for as long as a handshake may take."""
+    async with served_by(files, mode=Mode.REQUIRE) as (certificates, port, front):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        hello = hello_of(certificates.tls.client_context())
+        writer.write(hello[:-1])
+        (acceptor,) = front._acceptors
+        await wait_until(when(lambda: len(acceptor._waiting) == 1))
+        assert len(front._relays) == 0
+        writer.write(hello[-1:])
+        await wait_until(when(lambda: len(front.carried) == 1))
+        writer.close()
+
+
+async def test_clients_are_served_while_another_network_holds_every_slot(files: Files) -> None:
+    async with served_by(files, mode=Mode.REQUIRE, connections_max=20) as (certificates, port, front):
+        context = certificates.tls.client_context()
+        context.set_alpn_protocols(["h2"])
+        held = []
+        for number in range(20):
+            own = f"127.0.1.{1 + number % 4}", 0
+            held.append(await asyncio.open_connection("127.0.0.1", port, local_addr=own, ssl=context))
+        assert len(front._relays) == 20
+        assert await health(files, port, tls=True) == SERVING
+        for _, writer in held:
+            writer.close()

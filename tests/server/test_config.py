@@ -239,7 +239,7 @@ def test_nested_tables_lists_and_optional_values() -> None:
 def test_connections_leave_open_files_for_journals_and_engines() -> None:
     assert Limits().within(1 << 20) == Limits()
     few = Limits(connections_max=300).within(1024)
-    assert (few.connections_max, few.grpc_connections_max, few.bookie_connections_max) == (300, 128, 128)
+    assert (few.connections_max, few.grpc_connections_max, few.bookie_connections_max) == (300, 42, 128)
     assert Limits().within(1024).connections_max == 512
 
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
-from urllib.parse import unquote
 
 from kvstore.env.networks import address_of
 from kvstore.errors import NotAuthenticated, StoreError
+from kvstore.rpc.callers import caller_of
 from kvstore.rpc.status import abort
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
@@ -23,7 +23,6 @@ WAITING = frozenset(("/kvstore.v1.Feed/Changes",))
 """Methods of one answer that wait for news and change nothing. Any other one that has begun runs to its end: what it
 was asked to do may be done by then, and a refusal would say that it is not."""
 _caller: ContextVar[Identity | None] = ContextVar("caller", default=None)
-_address: ContextVar[str] = ContextVar("address", default="?")
 
 
 class _Stay:
@@ -63,7 +62,7 @@ class CallGate:
         """The backend as the caller of the present call may use it."""
         if not self._access.is_on:
             return backend
-        return Guard(self._access, _caller.get() or self._access.nobody, backend, _address.get())
+        return Guard(self._access, _caller.get() or self._access.nobody, backend, caller_of())
 
     @asynccontextmanager
     async def passage(self, method: str, request: Any, context: Any, *, lasts: bool) -> AsyncIterator[None]:
@@ -82,7 +81,6 @@ class CallGate:
             self._note(identity.who, context, method, error)
             await abort(context, error)
         _caller.set(identity)
-        _address.set(unquote(context.peer()))
         if not lasts and method not in WAITING:
             yield
             return
@@ -109,15 +107,15 @@ class CallGate:
                     raise NotAuthenticated(
                         "want authorization: Basic with user and password in base64, or Bearer with a token"
                     )
-                return await self._logins.login(*said, address_of(context.peer()))
+                return await self._logins.login(*said, address_of(caller_of(context)))
         names = context.auth_context().get("x509_common_name") or ()
         found = self._access.of_certificate(each.decode("utf-8", "replace") for each in names)
         if found is not None:
-            self._logins.note_authenticated(address_of(context.peer()))
+            self._logins.note_authenticated(address_of(caller_of(context)))
         return found or self._access.nobody
 
     def _note(self, user: str, context: Any, method: str, error: StoreError) -> None:
-        self._access.refused(user, unquote(context.peer()), method.rpartition(".")[2], error)
+        self._access.refused(user, caller_of(context), method.rpartition(".")[2], error)
 
     def _look_again(self) -> None:
         """There is another table: calls that may not go on end."""

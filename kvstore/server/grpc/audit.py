@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
-from urllib.parse import unquote
 
 import grpc
 from google.protobuf import text_format
@@ -14,6 +13,7 @@ from google.protobuf.descriptor_pb2 import MethodOptions
 
 from kvstore.errors import StoreError
 from kvstore.proto import admin_pb2
+from kvstore.rpc.callers import caller_of
 from kvstore.rpc.status import abort, listed, reason_of
 from kvstore.server.access.audit import NOBODY, AuditLog, Caller
 from kvstore.server.access.changes import DONE, UNKNOWN, Changes
@@ -75,7 +75,7 @@ class Calls:
         """Return the method as gRPC calls it. `behaviour` raises StoreError."""
 
         async def answer(request: Any, context: Any) -> Any:
-            by = Caller(self._caller() or who(context), unquote(context.peer()))
+            by = Caller(self._caller() or who(context), caller_of(context))
             try:
                 if is_change(method, request):
                     work = partial(behaviour, request, context)

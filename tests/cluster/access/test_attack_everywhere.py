@@ -111,7 +111,8 @@ def attacked(cluster: Cluster) -> Iterator[None]:
     addresses = ["{}={}:{}".format(name, *cluster.address(node, name)) for node in cluster.ids for name in LISTENERS]
     command = [sys.executable, "-m", "tests.cluster.access.attackers"]
     attacks = [
-        subprocess.Popen([*command, what, str(ca_of(cluster)), *addresses], cwd=ROOT) for what in ("begin", "finish")
+        subprocess.Popen([*command, what, str(ca_of(cluster)), *addresses], cwd=ROOT, start_new_session=True)
+        for what in ("begin", "finish")
     ]
     try:
         yield
