@@ -79,9 +79,10 @@ snapshot-demo: setup ## a million keys, snapshots while others write, a restore 
 proto: setup ## regenerate the protobuf modules
 	@scripts/proto.sh
 
-reference: setup ## write docs/configuration.md, docs/commands.md and docs/rules.md again from the code
+reference: setup ## write docs/configuration.md, docs/commands.md, docs/redis.md and docs/rules.md again from the code
 	@PYTHONPATH=. $(BIN)/python scripts/configuration.py
 	@PYTHONPATH=. $(BIN)/python scripts/commands.py
+	@PYTHONPATH=. $(BIN)/python scripts/redis_commands.py
 	@PYTHONPATH=. $(BIN)/python scripts/rules.py
 
 lock: ## resolve the dependencies anew

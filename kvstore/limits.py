@@ -1,6 +1,6 @@
 """The largest key, value and batch, and the length of a client's id: the same for clients, servers and partitions.
 
-Each door checks them (server/redis/pipeline.py and commands.py, server/grpc/decode.py, server/peer/frames.py), clients
+Each door checks them (server/redis/pipeline.py and plans.py, server/grpc/decode.py, server/peer/frames.py), clients
 do before they send (client/core/operations.py), and the leader at last (partition/leading/evaluate.py).
 """
 

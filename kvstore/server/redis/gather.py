@@ -9,15 +9,13 @@ from typing import Any, Protocol
 from kvstore.errors import InvalidRequest
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Sink
-from kvstore.server.redis.plans import Several
+from kvstore.server.redis.plans import REPLY_BYTES_MAX, Several
 from kvstore.server.redis.replies import failure
 from kvstore.server.routing.backend import Backend
 
 READS_AT_ONCE = 256
 """Reads of one command that are under way at a time. Whether their values are too large together is known only when
 they come."""
-REPLY_BYTES_MAX = 32 << 20
-"""Bytes of the values in one reply."""
 _GET = int(Code.GET)
 
 

@@ -9,11 +9,14 @@ from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.rows import VALUE_AT
 from kvstore.server.access.guard import all_begin_with
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands import GET_WORDS
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.reply_queue import ReplyQueue
 from kvstore.server.redis.session import Session
 from kvstore.server.routing.backend import Backend
+
+GET_WORDS, SET_WORDS = frozenset((b"GET", b"get")), frozenset((b"SET", b"set"))
+"""How clients write the two commands that have fast paths (docs/design/0008): go-redis and ioredis in small letters,
+most in capitals. Whatever is written otherwise takes the slow path, as all other commands do."""
 
 
 def answer_gets(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from kvstore.env.histogram import Histogram
 from kvstore.env.slow_log import SlowLog
-from kvstore.server.redis.commands import COMMANDS
+from kvstore.server.redis.commands.table import COMMANDS
 from kvstore.server.redis.parser import Words
 
 EVERY = 16

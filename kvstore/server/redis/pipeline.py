@@ -8,12 +8,14 @@ a command about more than keys, wait until all before are answered.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from typing import Any, Protocol
 
 from kvstore.env import Stream
+from kvstore.errors import StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import NOT_NOW, Code, Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
@@ -21,20 +23,22 @@ from kvstore.partition.state.rows import VALUE_AT
 from kvstore.server.access.guard import Guard
 from kvstore.server.access.identities import Access, Identity
 from kvstore.server.redis import replies, reply_queue
-from kvstore.server.redis import server_commands as specials
-from kvstore.server.redis.commands import GET_WORDS, SET_WORDS, plan
+from kvstore.server.redis.commands import performer
+from kvstore.server.redis.commands.row import Alone, InMulti
+from kvstore.server.redis.commands.table import known
 from kvstore.server.redis.gate import Gate
 from kvstore.server.redis.gather import Gather
-from kvstore.server.redis.gets import answer_gets
+from kvstore.server.redis.gets import GET_WORDS, SET_WORDS, answer_gets
 from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.key_hazards import KeyHazards
 from kvstore.server.redis.latency import CommandLatency, Timed
 from kvstore.server.redis.parser import Unfit, Words
-from kvstore.server.redis.plans import BATCH, CommandError, Context, Plan, Reply, Several, Single, Special, together
+from kvstore.server.redis.plans import BATCH, CommandError, Context, Plan, Reply, Several, Single, together, value_bytes
 from kvstore.server.redis.replies import Fmt
 from kvstore.server.redis.reply_queue import FORMAT_BITS, ReplyQueue
-from kvstore.server.redis.rereads import transaction_bytes
 from kvstore.server.redis.session import Session
+
+log = logging.getLogger(__name__)
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
@@ -43,7 +47,7 @@ TOGETHER_MIN = 4
 """From this number on, to begin plain SETs together costs less than one by one."""
 
 
-class Server(reply_queue.Server, specials.Server, Protocol):
+class Server(reply_queue.Server, performer.Server, Protocol):
     """Bounds and serves the commands of all connections: kvstore.server.redis.door.RespServer."""
 
     inflight_limit: InflightLimit
@@ -54,7 +58,7 @@ class Server(reply_queue.Server, specials.Server, Protocol):
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
 
 
-class Client(specials.Client, Protocol):
+class Client(performer.Client, Protocol):
     """The client whose commands they are: kvstore.server.redis.connection.RespConnection."""
 
     def caught_up(self) -> None:
@@ -274,33 +278,44 @@ class Pipeline:
             self.session.spoil()
             self.replies.reply(replies.error(f"ERR {words.reason}"))
             return True
+        session, gate = self.session, self.gate
         try:
-            found = self._plan(words)
-            return found is None or self.perform(found)
+            try:
+                command = known(words)
+            except CommandError as error:
+                raise session.refuse(words, error) from None
+            if gate is not None:
+                self.check(words)
+            if session.queued is not None and command.in_multi is not InMulti.AT_ONCE:
+                check_ops = None if gate is None else gate.check_ops
+                self.replies.reply(session.queue(words, command.plan_in_multi, self.server.now_ms, check_ops))
+                return True
+            handler = command.handler
+            if isinstance(handler, Alone):
+                return self._act(handler, words)
+            return self.perform(handler(words, Context(session.protocol, session.level, self.server.now_ms)))
         except CommandError as error:
             self.replies.reply(replies.error(str(error)))
             return True
 
-    def _plan(self, words: Words) -> Plan | None:
-        """Plan a command; None if it was done. Raises CommandError."""
-        session = self.session
-        clock = self.server.now_ms
-        gate = self.gate
-        if gate is not None:
-            self._check(gate, words)
-        if session.queued is not None:
-            if words[0].upper() not in specials.WITHIN_MULTI:
-                self.replies.reply(session.queue(words, clock, None if gate is None else gate.check_ops))
-                return None
-            session.check(words)
-        return plan(words, Context(session.protocol, session.level, clock))
-
-    def _check(self, gate: Gate, words: Words) -> None:
+    def check(self, words: Words) -> None:
+        """Raise CommandError if the user may not do the command now. A refusal spoils a transaction."""
+        if self.gate is None:
+            return
         try:
-            gate.check(words)
+            self.gate.check(words[0][:32].decode("utf-8", "replace").lower(), known(words).need_of(words))
         except CommandError:
             self.session.spoil()
             raise
+
+    def _act(self, handler: Alone, words: Words) -> bool:
+        """Carry out a command that is more than operations on keys. False if it has to wait. Raises CommandError."""
+        if handler.begins_operations and self._is_crowded():
+            return False
+        if self.replies.in_flight() or not self.replies.reserve(handler.reply_bytes(self, words)):
+            return False
+        handler.act(self, words)
+        return True
 
     def perform(self, found: Plan) -> bool:
         """Carry a plan out. False if it has to wait."""
@@ -325,7 +340,7 @@ class Pipeline:
                 if self._is_crowded(len(ops)) or self._key_hazards.block(ops, self.replies.answered):
                     return False
                 if is_atomic:
-                    if not self.replies.reserve(transaction_bytes((found,), BATCH_RESULT_BYTES_MAX)):
+                    if not self.replies.reserve(value_bytes((found,), BATCH_RESULT_BYTES_MAX)):
                         return False
                     found = together(found)
                 rates = self.server.rates()
@@ -339,12 +354,6 @@ class Pipeline:
                 self._more_operations += gathered.at_once - 1  # counted now: the next command looks whether it is full
                 self._inflight_limit.begin(0, 0, gathered.at_once - 1)
                 gathered.submit()
-            case Special(name, words):
-                if name == "EXEC" and self._is_crowded():
-                    return False  # what it does would find no room
-                if self.replies.in_flight() or not self.replies.reserve(specials.reply_bytes(self, name, words)):
-                    return False
-                specials.do(self, name, words)
         return True
 
     def _is_crowded(self, operations: int = 1) -> bool:
@@ -472,7 +481,7 @@ class Pipeline:
         self.server.spawn(self._finish(number, work))
 
     async def _finish(self, number: int, work: Coroutine[Any, Any, bytes]) -> None:
-        reply = await specials.reply_of(work, self.client.address)
+        reply = await reply_of(work, self.client.address)
         self.is_busy = False
         self.replies.answer(number, reply)
         self.flush()
@@ -481,6 +490,19 @@ class Pipeline:
         """Say goodbye; what came after is not read."""
         self.replies.reply(farewell)
         self.is_closing = True
+
+
+async def reply_of(work: Coroutine[Any, Any, bytes], client: str) -> bytes:
+    """Return the result of a command's work, or its error as a reply."""
+    try:
+        return await work
+    except CommandError as error:
+        return replies.error(str(error))
+    except StoreError as error:
+        return replies.failure(error)
+    except Exception:  # the root of a task: a client's command must not end the server
+        log.exception("a command of %s failed", client)
+        return replies.error("ERR internal error; see the server's log")
 
 
 def _keys_of(ops: Sequence[Op]) -> list[bytes]:

@@ -17,11 +17,11 @@ from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather, paid
-from kvstore.server.redis.plans import CommandError, Several, Single
+from kvstore.server.redis.gather import Gather, paid
+from kvstore.server.redis.plans import REPLY_BYTES_MAX, CommandError, Several, Single, value_bytes
 from kvstore.server.redis.replies import FORMATS, Fmt
 from kvstore.server.redis.reply_memory import SMALL_BYTES, Holder, ReplyMemory
-from kvstore.server.redis.rereads import Rereads, bytes_of, transaction_bytes
+from kvstore.server.redis.rereads import Rereads, bytes_of
 from kvstore.server.redis.session import Session
 from kvstore.server.routing.backend import Backend
 
@@ -269,7 +269,7 @@ class ReplyQueue:
 
     def may_answer(self, found: Single) -> bool:
         """Whether there is room for the reply of an operation that cannot be done again. Raises CommandError."""
-        return found.format != Fmt.OLD_VALUE or self.reserve(transaction_bytes((found,), BATCH_RESULT_BYTES_MAX))
+        return found.format != Fmt.OLD_VALUE or self.reserve(value_bytes((found,), BATCH_RESULT_BYTES_MAX))
 
     def reserve(self, size: int) -> bool:
         """Whether there is room for replies of `size` bytes; if so, it is kept for them. Raises CommandError."""

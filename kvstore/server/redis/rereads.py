@@ -6,17 +6,13 @@ each of them sees no less than the one before it, as its client may expect. Unti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code
-from kvstore.server.redis.plans import Plan, Reply, Several, Single
-from kvstore.server.redis.replies import Fmt
+from kvstore.server.redis.plans import Several, Single, value_bytes
 
 KEPT_MAX = 4096
 """Reads remembered before those that are answered are looked for and dropped."""
 _GET, _META = int(Code.GET), int(Code.META)
-_VALUES = (Fmt.VALUE, Fmt.OLD_VALUE)
 
 Read = bytes | Single | Several
 """The key of a plain GET, or what else reads."""
@@ -64,21 +60,4 @@ class Rereads:
 
 def bytes_of(read: Read, most: int) -> int:
     """Return the bytes that a read may take at most: its values, and the reply that is made of them."""
-    if not isinstance(read, Several):
-        return VALUE_BYTES_MAX
-    values = sum(1 for op in read.ops if op[0] == _GET)
-    return 2 * min(values * VALUE_BYTES_MAX, most)
-
-
-def transaction_bytes(queued: Iterable[Plan], most: int) -> int:
-    """The same of a transaction."""
-    values = 0
-    for each in queued:
-        match each:
-            case Single(_, format_):
-                values += format_ in _VALUES
-            case Several(ops, _):
-                values += sum(1 for op in ops if op[0] == _GET)
-            case Reply():
-                pass
-    return 2 * min(values * VALUE_BYTES_MAX, most)
+    return value_bytes((read,), most) if isinstance(read, Several) else VALUE_BYTES_MAX

@@ -21,8 +21,9 @@ from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.server.access import logins
 from kvstore.server.access.identities import Access
-from kvstore.server.redis import server_commands
-from kvstore.server.redis.commands import COMMANDS, Need
+from kvstore.server.redis.commands import scans
+from kvstore.server.redis.commands.table import COMMANDS
+from kvstore.server.redis.gate import Need
 from kvstore.server.routing import keys as routing_keys
 from kvstore.server.routing import scan_slots
 from kvstore.server.routing.scan_slots import SCANS_OF_USER_MAX
@@ -184,14 +185,14 @@ async def test_refusals_of_keys_tell_nothing_of_keys_of_others(door: Door, monke
             for number in range(3):
                 await anybody.set(f"other{number}", "1")
         door.server.access.take(table())
-        monkeypatch.setattr(server_commands, "REPLY_BYTES_MAX", 10)
+        monkeypatch.setattr(scans, "REPLY_BYTES_MAX", 10)
         assert await tenant.keys("*") == [b"t/a"]
         with pytest.raises(exceptions.ResponseError, match="larger than 10 bytes"):
             await reader.keys("*")
-        monkeypatch.setattr(server_commands, "KEYS_MAX", 2)
+        monkeypatch.setattr(scans, "KEYS_MAX", 2)
         assert await tenant.keys("*") == [b"t/a"]
         await tenant.mset({"t/b": "1", "t/c": "1"})
-        monkeypatch.setattr(server_commands, "REPLY_BYTES_MAX", 1_000)
+        monkeypatch.setattr(scans, "REPLY_BYTES_MAX", 1_000)
         with pytest.raises(exceptions.ResponseError, match="refused with more than 2 keys of this prefix"):
             await tenant.keys("*")
         with pytest.raises(exceptions.ResponseError, match="refused with 6 keys"):

@@ -19,11 +19,11 @@ from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.server.config import Limits
 from kvstore.server.redis import door as resp_door
 from kvstore.server.redis import reply_memory, reply_queue
+from kvstore.server.redis.commands.asking import ask_partitions
 from kvstore.server.redis.connection import RespConnection
 from kvstore.server.redis.gather import READS_AT_ONCE
 from kvstore.server.redis.inflight_limit import InflightLimit
 from kvstore.server.redis.reply_memory import LOOK_S, PATIENCE_S, REFUSE_S, ReplyMemory
-from kvstore.server.redis.server_commands import _asking
 from kvstore.types import PartitionId
 from tests.server.redis.door import Door, Raw, redis_door
 from tests.server.redis.test_connection import bulk
@@ -434,7 +434,7 @@ async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) ->
     connection = RespConnection(door.server)
     connection.replies.is_gone = True
     with pytest.raises(Unavailable):
-        await _asking(connection.pipeline, [b"DBSIZE"])((Code.COUNT, b"", 0), PartitionId("p1"))
+        await ask_partitions(connection.pipeline, [b"DBSIZE"])((Code.COUNT, b"", 0), PartitionId("p1"))
     assert door.backend.submitted == []
 
 
