@@ -50,7 +50,7 @@ def reference() -> str:
         parts.append("")
     parts.append("## Commands that are not supported\n\n| reason | commands |\n|---|---|")
     reasons: dict[str, list[str]] = {}
-    for each in UNSUPPORTED:
+    for each in UNSUPPORTED.values():
         reasons.setdefault(each.reason, []).append(each.name)
     parts += [f"| {reason} | {', '.join(sorted(names))} |" for reason, names in reasons.items()]
     return "\n".join(parts) + "\n"

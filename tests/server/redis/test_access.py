@@ -93,6 +93,16 @@ async def test_a_stranger_gets_nothing_by_pipelines_either(door: Door) -> None:
         assert await reader.get("t/a") is None
 
 
+async def test_get_behind_reset_in_one_packet_has_no_permissions(door: Door) -> None:
+    async with logged_in(door, b"tenant") as raw:
+        assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"
+        raw.writer.write(
+            packed(b"GET", b"t/a") + packed(b"RESET") + packed(b"GET", b"t/a") + packed(b"SET", b"t/a", b"2")
+        )
+        expected = b"$1\r\n1\r\n+RESET\r\n" + 2 * b"-NOAUTH Authentication required.\r\n"
+        assert await raw.read(len(expected)) == expected
+
+
 async def test_wrong_names_and_passwords_are_refused_alike(door: Door) -> None:
     async with door.raw() as raw:
         for user, password in ((b"tenant", b"Secret"), (b"nobody", b"secret"), (b"certified", b""), (b"tenant", b"")):
@@ -302,7 +312,7 @@ async def test_without_a_table_nothing_stands_before_the_backend(tmp_path: Path)
         assert await line_of(raw, b"PING") == b"+PONG\r\n"
         (connection,) = door.server._connections
         assert connection.pipeline.gate is None
-        assert connection.pipeline._backend is door.backend
+        assert connection.replies.backend is door.backend
 
 
 WALKS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY"]

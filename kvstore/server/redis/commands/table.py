@@ -8,7 +8,7 @@ from __future__ import annotations
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands import cluster, connection, keys, scans, scripts, server, strings, transactions
 from kvstore.server.redis.commands.performer import Performer
-from kvstore.server.redis.commands.row import OPTIONS_MAX, Command, Family, Unsupported, in_turn
+from kvstore.server.redis.commands.row import OPTIONS_MAX, Command, Family, in_turn
 from kvstore.server.redis.commands.unsupported import UNSUPPORTED
 from kvstore.server.redis.gate import Need
 from kvstore.server.redis.parser import Words
@@ -18,15 +18,16 @@ from kvstore.server.redis.plans import CommandError
 def known(words: Words) -> Command:
     """Return the row of a command. Raises CommandError if the command is unknown or has a wrong number of words."""
     name = words[0].upper()
-    command = ROWS.get(name)
-    if not isinstance(command, Command):
-        raise CommandError(_unknown(words, command))
+    command = _KNOWN.get(name)
+    if command is None:
+        raise CommandError(_unknown(words))
     if len(words) < command.least or (command.most and len(words) > command.most):
         raise CommandError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
     return command
 
 
-def _unknown(words: Words, row: Unsupported | None) -> str:
+def _unknown(words: Words) -> str:
+    row = UNSUPPORTED.get(words[0].upper())
     arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:9])
     shown = words[0][:64].decode("utf-8", "replace")
     reason = f"({row.reason}: see docs/redis.md)" if row is not None else ""
@@ -84,10 +85,5 @@ FAMILIES: tuple[Family, ...] = (
 )
 COMMANDS = {row.name.encode(): row for family in FAMILIES for row in family.rows}
 """The rows of the commands that are supported, by name."""
-ROWS: dict[bytes, Command | Unsupported] = {
-    **{row.name.encode(): row for row in UNSUPPORTED},
-    **{row.name.encode(): row for row in connection.HANG_UPS},
-    **COMMANDS,
-}
-"""The rows of all commands, by name."""
+_KNOWN = COMMANDS | {row.name.encode(): row for row in connection.HANG_UPS}
 _GROUPS = {row.name.encode(): family.group for family in FAMILIES for row in family.rows}

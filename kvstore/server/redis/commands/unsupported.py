@@ -40,11 +40,12 @@ _ELSEWHERE = {
     "SET takes an expiry, and MULTI makes several one": "MSETEX",
     "nothing is drawn here": "LOLWUT",
 }
-UNSUPPORTED = tuple(
-    Unsupported(name, reason)
+UNSUPPORTED = {
+    name.encode(): Unsupported(name, reason)
     for reason, names in (
         *((f"{kind} are not kept here, values are strings", names) for kind, names in _KINDS.items()),
         *_ELSEWHERE.items(),
     )
     for name in names.split()
-)
+}
+"""The rows, by name."""

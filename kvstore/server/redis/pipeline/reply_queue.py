@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from kvstore.env import Stream
-from kvstore.errors import Overloaded
+from kvstore.errors import InvalidRequest, Overloaded
 from kvstore.namespaces.rates import Rates
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import Code, Sink
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.gather import Gather, paid
+from kvstore.server.redis.pipeline.reply_memory import SMALL_BYTES, Holder, ReplyMemory
+from kvstore.server.redis.pipeline.rereads import Rereads, bytes_of
 from kvstore.server.redis.plans import REPLY_BYTES_MAX, CommandError, Several, Single, value_bytes
 from kvstore.server.redis.replies import FORMATS, Fmt
-from kvstore.server.redis.reply_memory import SMALL_BYTES, Holder, ReplyMemory
-from kvstore.server.redis.rereads import Rereads, bytes_of
 from kvstore.server.redis.session import Session
 from kvstore.server.routing.backend import Backend
 
@@ -32,6 +32,8 @@ HELD_BYTES_MAX = 8 << 20
 """Bytes of large replies that one connection holds. A single reply may be larger."""
 RESERVED_BYTES_MAX = 16 << 20
 """Room for the replies of commands that cannot be done again, while these are in flight. One command may have more."""
+READS_AT_ONCE = 256
+"""Reads of one command that are in flight at a time: the size of their values is known only when they come."""
 FORMAT_BITS = 6
 _FORMAT_MASK = (1 << FORMAT_BITS) - 1
 _GET, _OK_FORMAT = int(Code.GET), Fmt.OK
@@ -310,3 +312,110 @@ class ReplyQueue:
         """Close at once: the client does not read what it asked for, or the server stops."""
         self.full_since = None
         self.stream.abort()
+
+
+class Gather(Sink):
+    """The sink of the operations of one command, which makes one reply of their results.
+
+    If the values of reads do not fit into what the connection may hold, they are forgotten, and the queue does the
+    command again, with a Gather for which capacity `is_reserved`. Rates have admitted all operations before.
+    """
+
+    __slots__ = (
+        *("_are_values", "_begun", "_bytes", "_queue", "_counted", "_is_reserved", "_missing", "_number"),
+        *("_results", "_several"),
+    )
+
+    def __init__(self, queue: ReplyQueue, number: int, several: Several, *, is_reserved: bool = False) -> None:
+        self._queue, self._number, self._several = queue, number, several
+        self._missing = len(several.ops)
+        self._results: list[Any] = [None] * self._missing
+        self._are_values = self._missing > 0 and several.ops[0][0] == _GET
+        self._is_reserved = is_reserved
+        self._counted = 0
+        """Bytes of values that the queue counts for this command."""
+        self._begun = self._bytes = 0
+
+    @property
+    def line(self) -> object:
+        return self._queue.line
+
+    @property
+    def is_gone(self) -> bool:
+        return self._queue.is_gone
+
+    @property
+    def at_once(self) -> int:
+        """How many of its operations are under way at a time."""
+        return min(READS_AT_ONCE, self._missing) if self._are_values else self._missing
+
+    def submit(self) -> None:
+        self._submit(self.at_once)
+
+    def _submit(self, count: int) -> None:
+        begun, submit = self._begun, self._queue.backend.submit
+        some = self._several.ops[begun : begun + count]
+        self._begun = begun + len(some)
+        with paid(self._queue.rates()):
+            for index, op in enumerate(some, begun):
+                submit(op, self, index)
+
+    def complete(self, token: int, result: Any) -> None:
+        if self._are_values and isinstance(result, tuple):
+            self._count(result)
+        self._missing -= 1
+        if self._results:
+            self._results[token] = result
+        if not self._missing:
+            self._end()
+
+    def _count(self, record: Any) -> None:
+        """Count a record's value. All records are let go once they are too large together, or find no room."""
+        self._bytes += len(record[0])
+        if self._bytes > REPLY_BYTES_MAX:
+            self._results.clear()
+        if self._results and not self._is_reserved:
+            if self._queue.gather(len(record[0])):
+                self._counted += len(record[0])
+            else:
+                self._results.clear()
+                self._uncount()
+
+    def _uncount(self) -> None:
+        self._queue.gathered(self._counted)
+        self._counted = 0
+
+    def _end(self) -> None:
+        queue, number = self._queue, self._number
+        self._uncount()
+        if self._bytes > REPLY_BYTES_MAX:
+            queue.answer(number, replies.failure(_too_large()))
+        elif not self._results:
+            queue.put_off(number, REPLY_BYTES_MAX)
+        elif queue.admit(number, 0):
+            queue.answer(number, self._several.combine(self._results))
+
+    def flush(self) -> None:
+        unbegun = len(self._several.ops) - self._begun
+        if unbegun and self._missing - unbegun <= READS_AT_ONCE // 2:
+            if not self._results or self.is_gone:
+                self._give_up_rest()
+            else:
+                self._submit(READS_AT_ONCE)
+        self._queue.flush()
+
+    def _give_up_rest(self) -> None:
+        """The values are too large, or the client is gone: nothing more is read."""
+        rest = range(self._begun, len(self._several.ops))
+        self._begun = len(self._several.ops)
+        for token in rest:
+            self.complete(token, None)
+
+
+def paid(rates: Rates | None) -> AbstractContextManager[None]:
+    """Have what is submitted within not counted: rates have let it pass before."""
+    return nullcontext() if rates is None else rates.paid()
+
+
+def _too_large() -> InvalidRequest:
+    return InvalidRequest(f"the reply would be larger than {REPLY_BYTES_MAX} bytes: ask for fewer keys at once")
