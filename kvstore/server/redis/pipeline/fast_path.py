@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
-from typing import Protocol
 
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import NOT_NOW, Code, Op
@@ -16,11 +15,9 @@ from kvstore.server.access.guard import all_begin_with
 from kvstore.server.redis import replies
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.pipeline.in_flight import InFlight
-from kvstore.server.redis.pipeline.reply_memory import ReplyMemory
-from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, ReplyQueue
+from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, ReplyQueue, Server
 from kvstore.server.redis.replies import Fmt
 from kvstore.server.redis.session import Session
-from kvstore.server.routing.backend import Backend
 
 GET_WORDS, SET_WORDS = frozenset((b"GET", b"get")), frozenset((b"SET", b"set"))
 """How clients write the two commands: go-redis and ioredis in small letters, most in capitals. Whatever is written
@@ -28,13 +25,6 @@ otherwise takes the slow path, as all other commands do."""
 PLAIN_WORDS = GET_WORDS | SET_WORDS
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
-
-
-class Server(Protocol):
-    """The server of the connection: kvstore.server.redis.door.RespServer."""
-
-    backend: Backend
-    reply_memory: ReplyMemory
 
 
 class FastPath:

@@ -42,7 +42,7 @@ TOGETHER_MIN = 4
 
 
 class Server(reply_queue.Server, performer.Server, Protocol):
-    """Bounds and serves the commands of all connections: kvstore.server.redis.door.RespServer."""
+    """The server of the connection: kvstore.server.redis.door.RespServer."""
 
     inflight_limit: InflightLimit
     rounds: CommandLatency
@@ -53,10 +53,10 @@ class Server(reply_queue.Server, performer.Server, Protocol):
 
 
 class Client(performer.Client, Protocol):
-    """The client whose commands they are: kvstore.server.redis.connection.RespConnection."""
+    """The connection: kvstore.server.redis.connection.RespConnection."""
 
     def caught_up(self) -> None:
-        """All that waited has begun."""
+        """Note that all commands that waited have begun."""
         ...
 
 
@@ -140,11 +140,11 @@ class Pipeline:
             if self.is_busy:
                 return self._stall(None, waiting)
             if self.is_closing or self.is_handed_over:
-                return None  # nothing is meant to come after
+                return None  # later commands must not begin
         return None
 
     def _begin(self, words: Words) -> bool:
-        """Begin any command. False if it has to wait, as also one that only has a reply does while nobody reads."""
+        """Begin any command. False if it has to wait: while the client does not read, every command has to."""
         if self.replies.is_full:
             return False
         if isinstance(words, Unfit):
@@ -232,7 +232,7 @@ class Pipeline:
     # ── waiting and going on ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _stall(self, words: Words | None, rest: Iterable[Words]) -> None:
-        """Keep commands for later: until all are answered, or half if there were too many."""
+        """Keep commands until all in flight are answered, or half of them if as many as allowed are in flight."""
         if words is not None:
             self.waiting.append(words)
         self.waiting.extend(rest)
@@ -243,7 +243,7 @@ class Pipeline:
         self.stream.pause_reading()
 
     def resume(self) -> None:
-        """Go on with what waits, if it may."""
+        """Begin the commands that wait, if they may begin."""
         if self.replies.rereads.numbers:
             self.replies.read_again()
         if (
@@ -266,14 +266,14 @@ class Pipeline:
             self.client.caught_up()
 
     def go_on(self) -> None:
-        """All that waited has begun, and more may be read."""
+        """Read more, because all commands that waited have begun."""
         if self.is_closing or self._is_ended:
             self.close_when_done()
         else:
             self.stream.resume_reading()
 
     def flush(self) -> None:
-        """Send the replies that are due, and go on with what waited for them."""
+        """Send the replies that are due, and begin commands that waited for them."""
         self._in_flight.settle()
         if self._resume_below is not None or self.replies.rereads.numbers:
             self.resume()
@@ -289,19 +289,19 @@ class Pipeline:
         self.close_when_done()
 
     def end_input(self) -> bool:
-        """The client sends no more. Whether it still waits for something."""
+        """Note that the client sends no more. Return True if it still waits for replies."""
         self._is_ended = True
         return self.replies.in_flight() > 0 or bool(self.waiting)
 
     def lose(self) -> None:
-        """The client is gone."""
+        """Note that the client is gone."""
         self.is_closing = True
         self.waiting.clear()
         self.replies.lose()
         self._in_flight.settle()
 
     def end(self, text: str) -> None:
-        """A last reply `-text`, after those that are due before it, then the end."""
+        """Send a last reply `-text` after the replies that are due before it, then close the connection."""
         if not self.is_closing:
             self._in_flight.limit.begin(1, 0)
             self.replies.reply(replies.error(text))
@@ -314,10 +314,10 @@ class Pipeline:
         if is_over and not self.replies.in_flight() and not self.waiting and not self.replies.is_gone:
             self.stream.close()
 
-    # ── for the commands about more than keys ─────────────────────────────────────────────────────────────────────────
+    # ── for the handlers of the kind Alone ────────────────────────────────────────────────────────────────────────────
 
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
-        """Answer with what `work` returns; nothing else is begun meanwhile."""
+        """Reply with the result of `work`. No other command begins meanwhile."""
         number = self.replies.next_number()
         self.is_busy = True
         self.server.spawn(self._finish(number, work))
@@ -329,7 +329,7 @@ class Pipeline:
         self.flush()
 
     def quit(self, farewell: bytes = replies.OK) -> None:
-        """Say goodbye; what came after is not read."""
+        """Send a last reply and close the connection. Later commands are not read."""
         self.replies.reply(farewell)
         self.is_closing = True
 

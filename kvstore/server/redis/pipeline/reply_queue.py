@@ -1,8 +1,8 @@
-"""The replies of one Redis connection: in the order of its commands, and never more of them than there is room for.
+"""The replies of one Redis connection, in the order of its commands, within the memory for replies.
 
-Results come in any order and wait for their turn. How large they are is known only when they come: those of reads that
-do not fit are forgotten, and read again in their turn; a command that cannot be done again begins when there is room
-for all that it may answer.
+Results come in any order and wait for their turn. Their size is known only when they come. The result of a read that
+does not fit is forgotten, and read again in its turn. A command that cannot be repeated begins when there is capacity
+for the largest reply that it may have.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from kvstore.server.redis.session import Session
 from kvstore.server.routing.backend import Backend
 
 IN_FLIGHT_FIRST, IN_FLIGHT_MAX = 64, 1024
-"""Commands of one connection that may be in flight; those that come after them wait. A connection begins with the first
-number and may soon have the second, unless its replies are large."""
+"""Commands of one connection that may be in flight: at first, and later, unless its replies are large. Commands beyond
+that wait."""
 HELD_BYTES_MAX = 8 << 20
-"""Bytes of large replies that one connection holds. A single reply may be larger."""
+"""Bytes of large replies that one connection may hold. A single reply may be larger."""
 RESERVED_BYTES_MAX = 16 << 20
-"""Room for the replies of commands that cannot be done again, while these are in flight. One command may have more."""
+"""Bytes that may be reserved for the replies of commands in flight that cannot be repeated. A single command may
+reserve more."""
 READS_AT_ONCE = 256
 """Reads of one command that are in flight at a time: the size of their values is known only when they come."""
 FORMAT_BITS = 6
@@ -42,22 +43,24 @@ _NO_ROOM = Overloaded("other clients do not read their replies")
 
 
 class Server(Protocol):
-    """Holds the replies of all connections: kvstore.server.redis.door.RespServer."""
+    """The server of the connection: kvstore.server.redis.door.RespServer."""
 
     backend: Backend
     reply_memory: ReplyMemory
     rates: Callable[[], Rates | None]
-    """Those of namespaces, while one has any."""
+    """Returns the rates of the namespaces, or None if no namespace has a rate."""
 
     def wait_for_room(self, connection: Holder, size: int) -> None:
-        """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
+        """Resume `connection` when there is capacity for replies of `size` bytes, or refuse it after a while."""
         ...
 
 
 class ReplyQueue:
-    """The replies of one connection: the Sink of its operations, and the Holder of what its client has not read.
+    """The replies of one connection: the Sink of its operations, and the Holder of the replies that its client has not
+    read.
 
-    `flush` is called when a group of results has come, `resume` when there may be room for what waits.
+    The queue calls `flush` when a group of results has come, and `resume` when there may be capacity for a command that
+    waits.
     """
 
     stream: Stream
@@ -69,35 +72,35 @@ class ReplyQueue:
         self.flush, self.resume = flush, resume
         self.backend, self.rates = server.backend, server.rates
         self.full_since: float | None = None
-        """Since when the client has not read enough."""
+        """Time since which the client has not read enough; None if it reads enough."""
         self._server, self._session = server, session
         self._formats = FORMATS[session.protocol]
         self.line = object()
-        """Names the client, as the line of a Sink. The queue itself would be a cycle of references."""
+        """Identifies the client, as the line of a Sink. The queue itself would be a cycle of references."""
         self.due: list[bytes] = []
         """Replies whose turn it is, to be written next."""
         self.issued = 0
         """Commands begun."""
         self.answered = 0
-        """Commands whose reply is due or sent. The next reply that is due is that of command number `answered`."""
+        """Commands whose reply is due or sent. The next reply is the one of command number `answered`."""
         self.early: dict[int, bytes] = {}
         """Replies that came before their turn, by the numbers of their commands."""
         self.rereads = Rereads()
         self.in_flight_max = IN_FLIGHT_FIRST
         self._unchecked = SMALL_BYTES
-        """Replies up to this size are kept without a look at what is held."""
+        """Largest reply that is kept without a check of the memory for replies."""
         self._held = 0
-        """Large replies since the last look; no less than those that are not written yet."""
+        """Bytes of large replies since the last check: at least those of the replies that are not written."""
         self._gathered = 0
-        """Bytes of values that wait for other values of their reply."""
+        """Bytes of values that wait for other values of the same reply."""
         self._reserved = 0
-        """Bytes reserved for replies of commands that cannot be done again; they count until nothing is in flight."""
+        """Bytes reserved for the replies of commands that cannot be repeated. They count until nothing is in flight."""
         self._is_refused = False
-        """The command that waits for room is not going to get it."""
+        """True while the command that waits for capacity is refused."""
         self.is_full = False
-        """The client does not read its replies."""
+        """True while the client does not read its replies."""
         self.is_gone = False
-        """The client is gone."""
+        """True if the client is gone."""
 
     # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -133,7 +136,7 @@ class ReplyQueue:
             self._release()
 
     def answer(self, number: int, reply: bytes) -> None:
-        """The reply of a command whose result is not formatted by `complete`."""
+        """Take the reply of a command whose result `complete` does not format."""
         if number == self.answered:
             self.due.append(reply)
             self.answered = number + 1
@@ -154,7 +157,8 @@ class ReplyQueue:
         return self.issued - 1
 
     def widen(self) -> None:
-        """Let more be in flight, because all that was begun has fitted; fewer more if there was once too much."""
+        """Allow more commands in flight, because the replies of all that have begun fitted. Allow them more slowly if
+        replies did not fit before."""
         now = self.in_flight_max
         self.in_flight_max = min(now + (now if not self.rereads.below else now // 4 + 1), IN_FLIGHT_MAX)
 
@@ -192,7 +196,7 @@ class ReplyQueue:
     # ── what there is room for ────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, number: int, size: int) -> bool:
-        """Whether a reply may be kept. If not, its command is done again when its turn comes."""
+        """Return True if a reply may be kept. If not, its command is repeated when its turn comes."""
         rereads = self.rereads
         if number == rereads.current or number not in rereads.reads or self.is_gone:
             return True  # room is reserved for it, or it is small
@@ -205,7 +209,7 @@ class ReplyQueue:
         return False
 
     def put_off(self, number: int, size: int) -> None:
-        """Do a read again when its turn comes: its reply of `size` bytes did not fit."""
+        """Repeat a read when its turn comes, because its reply of `size` bytes did not fit."""
         if self.is_gone:
             return self.answer(number, b"")
         if number >= self.rereads.below:
@@ -215,7 +219,7 @@ class ReplyQueue:
         self.rereads.put_off(number, self.issued, self.early)
 
     def fits(self, size: int) -> bool:
-        """Count in so many bytes of a reply, if there is room."""
+        """Count so many bytes of a reply, and return True, if there is capacity."""
         self._held += size
         if self._held > HELD_BYTES_MAX:
             self._held = self._unsent_bytes()
@@ -226,18 +230,18 @@ class ReplyQueue:
         return self._server.reply_memory.take(self, size)
 
     def gather(self, size: int) -> bool:
-        """The same for a value that waits for others of its reply."""
+        """Count a value that waits for other values of the same reply, and return True, if there is capacity."""
         fits = self.fits(size)
         self._gathered += size if fits else 0
         return fits
 
     def gathered(self, size: int) -> None:
-        """Count so many bytes of values out: they do not wait any more."""
+        """Count out so many bytes of values that wait no longer."""
         self._gathered -= size
 
     @property
     def held_bytes(self) -> int:
-        """Replies that the socket has not taken, and what is reserved for others."""
+        """Bytes of replies that the socket has not taken, and bytes reserved for other replies."""
         if self.is_gone:
             return 0
         reread = self.rereads.size if self.rereads.current >= self.answered else 0
@@ -247,7 +251,7 @@ class ReplyQueue:
         return self._gathered + sum(map(len, self.early.values())) + sum(map(len, self.due))
 
     def read_again(self) -> None:
-        """Begin the read whose turn it is, if it was put off and there is room for whatever it brings."""
+        """Begin the read whose turn it is, if it was put off and there is capacity for the largest result."""
         rereads, number = self.rereads, self.answered
         if number not in rereads.numbers or self.is_full or self.is_gone:
             return
@@ -270,11 +274,11 @@ class ReplyQueue:
                 self.backend.submit(op, self, number << FORMAT_BITS | format_)
 
     def may_answer(self, found: Single) -> bool:
-        """Whether there is room for the reply of an operation that cannot be done again. Raises CommandError."""
+        """Return True unless the operation cannot be repeated and its reply may not fit. Raises CommandError."""
         return found.format != Fmt.OLD_VALUE or self.reserve(value_bytes((found,), BATCH_RESULT_BYTES_MAX))
 
     def reserve(self, size: int) -> bool:
-        """Whether there is room for replies of `size` bytes; if so, it is kept for them. Raises CommandError."""
+        """Reserve capacity for replies of `size` bytes and return True, if there is any. Raises CommandError."""
         if not size:
             return True
         if self.issued == self.answered:
@@ -292,24 +296,24 @@ class ReplyQueue:
         return True
 
     def hold_back(self, since: float | None) -> None:
-        """The client does not read what it was sent; None: it reads again."""
+        """Note that the client has not read its replies since `since`; None: it reads again."""
         self.is_full, self.full_since = since is not None, since
 
     def lose(self) -> None:
-        """The client is gone: nothing is read again for it."""
+        """Note that the client is gone: nothing is read again for it."""
         self.is_gone = True
         self.early = dict.fromkeys((*self.early, *self.rereads.numbers), b"")
         self.rereads.numbers.clear()
         self._release()
 
     def refuse(self) -> None:
-        """Answer the command that waits for room with an error: there is none."""
+        """Reply to the command that waits for capacity with an error."""
         self._is_refused = True
         self.resume()
         self._is_refused = False
 
     def abort(self) -> None:
-        """Close at once: the client does not read what it asked for, or the server stops."""
+        """Close at once, because the client does not read its replies or the server stops."""
         self.full_since = None
         self.stream.abort()
 
@@ -346,7 +350,7 @@ class Gather(Sink):
 
     @property
     def at_once(self) -> int:
-        """How many of its operations are under way at a time."""
+        """Number of operations in flight at a time."""
         return min(READS_AT_ONCE, self._missing) if self._are_values else self._missing
 
     def submit(self) -> None:
@@ -370,7 +374,7 @@ class Gather(Sink):
             self._end()
 
     def _count(self, record: Any) -> None:
-        """Count a record's value. All records are let go once they are too large together, or find no room."""
+        """Count the value of a record. Forget all records if they are too large, or if there is no capacity."""
         self._bytes += len(record[0])
         if self._bytes > REPLY_BYTES_MAX:
             self._results.clear()
@@ -405,7 +409,7 @@ class Gather(Sink):
         self._queue.flush()
 
     def _give_up_rest(self) -> None:
-        """The values are too large, or the client is gone: nothing more is read."""
+        """Read nothing more, because the values are too large or the client is gone."""
         rest = range(self._begun, len(self._several.ops))
         self._begun = len(self._several.ops)
         for token in rest:
@@ -413,7 +417,7 @@ class Gather(Sink):
 
 
 def paid(rates: Rates | None) -> AbstractContextManager[None]:
-    """Have what is submitted within not counted: rates have let it pass before."""
+    """Do not charge operations that are submitted within: rates have admitted them before."""
     return nullcontext() if rates is None else rates.paid()
 
 

@@ -1,7 +1,7 @@
-"""Remembers the reads of one connection that are done again because there was no room for their replies. Decides only.
+"""Remember the reads of one connection that are repeated because their replies did not fit. Decides only.
 
-A reply that does not fit is forgotten, and with it those of all later reads that have begun: done again in their turn,
-each of them sees no less than the one before it, as its client may expect. Until then nothing new is begun.
+If a reply does not fit, it is forgotten, and so are the replies of all later reads that have begun. Repeated in their
+turn, each read sees no less than the one before it, as the client may expect. Until then no other command begins.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from kvstore.partition.state.commands import Code
 from kvstore.server.redis.plans import Several, Single, value_bytes
 
 KEPT_MAX = 4096
-"""Reads remembered before those that are answered are looked for and dropped."""
+"""Reads that are remembered before the answered ones are dropped."""
 _GET, _META = int(Code.GET), int(Code.META)
 
 Read = bytes | Single | Several
-"""The key of a plain GET, or what else reads."""
+"""The key of a plain GET, or the plan of another read."""
 
 
 class Rereads:
-    """The reads of one connection that may be done again. Numbers are the connection's own count of its commands."""
+    """The reads of one connection that may be repeated. Numbers count the commands of the connection."""
 
     __slots__ = ("below", "current", "numbers", "reads", "size")
 
     def __init__(self) -> None:
         self.reads: dict[int, Read] = {}
-        """Reads that can be done again, by number. May also hold answered ones."""
+        """Reads that can be repeated, by number: those in flight, and some answered ones."""
         self.numbers: set[int] = set()
-        """Numbers of reads that are to be done again and have not been begun."""
+        """Numbers of reads that are to be repeated and have not begun again."""
         self.below = 0
-        """Reads before this number are put off as they come, unless it is their turn."""
+        """Replies of reads before this number are forgotten as they come, unless it is their turn."""
         self.current = -1
-        """The last read that was begun again."""
+        """Number of the last read that was repeated."""
         self.size = 0
-        """Bytes that it may take at most."""
+        """Largest number of bytes that this read may take."""
 
     def note(self, found: Single | Several, number: int) -> None:
-        """Command `number` has begun."""
+        """Note that command `number` has begun."""
         op = found.op if isinstance(found, Single) else found.ops[0]
         if op[0] in (_GET, _META):
             self.reads[number] = found
 
     def put_off(self, number: int, issued: int, early: dict[int, bytes]) -> None:
-        """Do `number` again, and every read after it; `early` holds the replies that came before their turn."""
+        """Repeat read `number`, and every read after it. `early` holds the replies that came before their turn."""
         self.below = issued
         self.numbers.add(number)
         for each in [each for each in early if each > number and each in self.reads]:
@@ -50,7 +50,7 @@ class Rereads:
             self.numbers.add(each)
 
     def answered(self, issued: int, answered: int) -> None:
-        """Forget what is answered."""
+        """Forget reads that have been answered."""
         if issued == answered:
             self.reads.clear()
         elif len(self.reads) > KEPT_MAX:
@@ -59,5 +59,5 @@ class Rereads:
 
 
 def bytes_of(read: Read, most: int) -> int:
-    """Return the bytes that a read may take at most: its values, and the reply that is made of them."""
+    """Return the largest number of bytes that a read may take: its values, and the reply that is made of them."""
     return value_bytes((read,), most) if isinstance(read, Several) else VALUE_BYTES_MAX
