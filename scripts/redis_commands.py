@@ -1,19 +1,13 @@
-"""The reference of the Redis commands, docs/redis.md, written from the rows of the commands.
-
-python scripts/redis_commands.py [FILE]
-"""
+"""The reference of the Redis commands, docs/redis.md, from their rows."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 from kvstore.server.redis.commands.row import Command
 from kvstore.server.redis.commands.table import FAMILIES
 from kvstore.server.redis.commands.unsupported import UNSUPPORTED
 from kvstore.server.redis.gate import Need
+from scripts.pages import table
 
-HERE = Path(__file__).parents[1] / "docs" / "redis.md"
 HEAD = """# Redis commands
 
 All commands of Redis, for people who use a Redis client with this store. `make reference` writes this page from
@@ -35,38 +29,26 @@ NEEDS = {
 }
 
 
-def main(words: list[str]) -> None:
-    """Write the reference."""
-    (Path(words[0]) if words else HERE).write_text(reference(), encoding="utf-8")
-
-
 def reference() -> str:
-    """Return the whole page."""
+    """Return the page."""
+    heads = ("command", "does", "words", "needs", "in MULTI", "differs from Redis")
     parts = [HEAD]
-    for family in FAMILIES:
-        parts.append(f"## {family.title}\n")
-        parts.append("| command | does | words | needs | in MULTI | differs from Redis |\n|---|---|---|---|---|---|")
-        parts += [_line(row) for row in family.rows]
-        parts.append("")
-    parts.append("## Commands that are not supported\n\n| reason | commands |\n|---|---|")
+    parts += [f"## {family.title}\n\n{table(heads, map(_row, family.rows))}" for family in FAMILIES]
     reasons: dict[str, list[str]] = {}
     for each in UNSUPPORTED.values():
         reasons.setdefault(each.reason, []).append(each.name)
-    parts += [f"| {reason} | {', '.join(sorted(names))} |" for reason, names in reasons.items()]
-    return "\n".join(parts) + "\n"
+    rows = [(reason, ", ".join(sorted(names))) for reason, names in reasons.items()]
+    parts.append(f"## Commands that are not supported\n\n{table(('reason', 'commands'), rows)}")
+    return "\n".join(parts)
 
 
-def _line(row: Command) -> str:
+def _row(row: Command) -> tuple[str, ...]:
     upper = "" if row.most == row.least else f" to {row.most}" if row.most else " or more"
     in_multi = row.in_multi.name.lower().replace("_", " ")
-    return f"| {row.name} | {row.summary} | {row.least}{upper} | {_needs(row)} | {in_multi} | {row.differs} |"
+    return row.name, row.summary, f"{row.least}{upper}", _needs(row), in_multi, row.differs
 
 
 def _needs(row: Command) -> str:
     if row.need is Need.OPERATIONS:
         return "read" if row.flag == "readonly" else "write"
     return NEEDS[row.need] if isinstance(row.need, Need) else "depends on the subcommand"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

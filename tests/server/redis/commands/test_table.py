@@ -9,12 +9,10 @@ import pytest
 from kvstore.server.redis.commands.row import InMulti
 from kvstore.server.redis.commands.table import COMMANDS, FAMILIES
 from kvstore.server.redis.commands.unsupported import UNSUPPORTED
-from scripts.redis_commands import reference
 from tests.server.redis.door import redis_door
 from tests.server.redis.script import GOLDEN
 from tests.server.redis.test_access import line_of
 from tests.server.redis.test_parser import packed
-from tests.source import ROOT
 
 REDIS_7 = GOLDEN / "names_of_redis.txt"
 """The reply of Redis 7.0 to `COMMAND LIST`, without subcommands."""
@@ -41,10 +39,6 @@ def test_later_versions_of_redis_have_rows_too() -> None:
     """7.2 to 8.4; the list above is of a Redis 7.0."""
     later = b"WAITAOF XACKDEL XCFGSET XDELEX DELEX DIGEST MSETEX VADD VSIM HGETEX HSETEX HGETDEL HPEXPIREAT".split()
     assert [name for name in later if name not in COMMANDS | UNSUPPORTED] == []
-
-
-def test_docs_redis_md_is_current() -> None:
-    assert (ROOT / "docs" / "redis.md").read_text() == reference(), "run `make reference`"
 
 
 @pytest.mark.parametrize("name", sorted(name for name, row in COMMANDS.items() if row.in_multi is InMulti.REFUSED))
