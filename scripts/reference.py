@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import commands, configuration, errors, metrics, rules
+from scripts import commands, configuration, errors, metrics, redis_commands, rules
 
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands.reference,
     "configuration.md": configuration.reference,
     "errors.md": errors.reference,
     "metrics.md": metrics.reference,
+    "redis.md": redis_commands.reference,
     "rules.md": rules.reference,
 }
 """tests/test_reference.py compares each page with the file in docs/."""

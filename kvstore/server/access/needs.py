@@ -1,6 +1,6 @@
 """Needs of each RPC and each HTTP route, where the cluster asks who its clients are: one table. Decides only.
 
-Operations on keys have theirs in partition/state/traits.py, Redis commands in server/redis/commands.py. A method or a
+Operations on keys have theirs in partition/state/traits.py, Redis commands in server/redis/commands/. A method or a
 route without a row here is an administrator's, and a test names it.
 """
 

@@ -1,10 +1,10 @@
-"""How much all Redis connections of a server have under way together. Decides only.
+"""The limit of what all Redis connections of a server have in flight. Decides only.
 
-What is beyond it waits unread in its connection: a client that sends more than the store takes is slowed down, where a
-queue further on would have to refuse. Connections that wait go on in the order in which they came. A command of several
-keys counts as many times as it has operations under way at once. One command of a connection that has none under way
-may begin all the same, so that others, whose reads may take long, do not hold it up. For this it counts once, however
-many keys others' have: those of one large command may all wait for a partition that has no leader.
+Commands beyond the limit wait unread in their connections: this slows down a client that sends more than the store
+takes, where a later queue would have to refuse. Connections that wait continue in the order in which they came. A
+command of several keys counts once for each operation that it has in flight. A connection that has nothing in flight
+may begin one command above the limit, so that slow reads of other connections do not stop it. Each command counts only
+once for this, because all operations of one large command may wait for a partition without a leader.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from __future__ import annotations
 from typing import Protocol
 
 COMMANDS_MAX = 16_384
-"""Half of what one partition's queue takes: two servers may forward as much to one leader."""
+"""Half of the capacity of one partition's queue, because two servers may forward as much to one leader."""
 BYTES_MAX = 8 << 20
-"""Bytes of their values; a quarter of what one partition's queue takes."""
+"""Bytes of their values: a quarter of the capacity of one partition's queue."""
 FEW = 64
-"""Operations of a command that is small. A larger one, which may take megabytes, counts all operations of others."""
+"""Operations of a small command. For a larger one, which may take megabytes, all operations of others count."""
 
 
 class Waiter(Protocol):
     """A connection with commands that wait."""
 
     def resume(self) -> None:
-        """Go on, if nothing else is in the way."""
+        """Begin the commands that wait, if nothing else stops them."""
         ...
 
 
 class InflightLimit:
-    """Counts what all connections have under way. `is_full` is looked at before each command, so it is a plain
-    attribute."""
+    """The counts of what all connections have in flight. `is_full` is a plain attribute because it is read before each
+    command."""
 
     def __init__(self, commands_max: int = COMMANDS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self.commands = 0
@@ -42,14 +42,14 @@ class InflightLimit:
         self._is_waking = False
 
     def begin(self, commands: int, size: int, more: int = 0) -> None:
-        """Count `commands` with `size` bytes of values as under way; `more`: operations beside one for each command."""
+        """Count `commands` with `size` bytes of values as begun. `more`: operations beside one for each command."""
         self.commands += commands
         self.more += more
         self.bytes += size
         self.is_full = self.commands + self.more >= self._commands_max or self.bytes >= self._bytes_max
 
     def end(self, commands: int, size: int, more: int = 0) -> None:
-        """Count them as ended. Wakes waiters as long as there is room."""
+        """Count them as ended, and wake waiters while there is capacity."""
         self.commands -= commands
         self.more -= more
         self.bytes -= size
@@ -59,13 +59,13 @@ class InflightLimit:
             self._wake()
 
     def has_spare(self, operations: int = 1) -> bool:
-        """Whether, though it is full, there is room for a command of so many operations of a connection that has none
-        under way."""
+        """Return True if a connection that has nothing in flight may begin a command of so many operations, although
+        the limit is reached."""
         counted = self.commands if operations <= FEW else self.commands + self.more
         return self.bytes < self._bytes_max and counted < 2 * self._commands_max
 
     def wait(self, waiter: Waiter) -> None:
-        """Be woken when there is room."""
+        """Wake the waiter when there is capacity."""
         self._waiting[waiter] = None
 
     def forget(self, waiter: Waiter) -> None:

@@ -1,4 +1,4 @@
-"""How long Redis commands take: one round of commands in so many is timed, so that the others cost a subtraction."""
+"""The latency of Redis commands. One round of commands in 16 is timed, so that the others cost a subtraction."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable
 
 from kvstore.env.histogram import Histogram
 from kvstore.env.slow_log import SlowLog
-from kvstore.server.redis.commands import COMMANDS
+from kvstore.server.redis.commands.table import COMMANDS
 from kvstore.server.redis.parser import Words
 
 EVERY = 16
-"""One round in so many, over all connections, is timed: what a client sends at once is a round."""
+"""One round in so many is timed, over all connections. A round is the commands that a client sends at once."""
 _NAMES = ("GET", "SET", "DEL", "MGET", "MSET", "INCR", "SCAN", "EXEC", "PING")
 _OTHER = "other"
 
 Timed = tuple[int, Histogram, float, Words]
 """The number of its first command on its connection, where its time goes, when it began, the command."""
 _KEYED = frozenset((b"GET", b"SET", b"DEL", b"MGET", b"MSET", b"INCR"))
-"""Commands whose first argument is a key; that of others may be what nobody should read, a password for instance."""
+"""Commands whose first argument is a key. The first argument of others may be secret, as a password is."""
 
 
 class CommandLatency:

@@ -1,8 +1,8 @@
-"""The scripts that lock libraries send, by what they do: nothing interprets Lua here.
+"""The scripts of lock libraries, which are recognised by their text: nothing interprets Lua.
 
-A lock is a key with an expiry whose value only its holder knows. To end it, or to have it last longer, the value is
-compared first, and Redis has no command for that; so libraries send a script. Known are those of redis-py's `Lock` and
-the one of Redis's own documentation, with `del` or `pexpire`.
+A lock is a key with an expiry, and only its holder knows its value. To release or extend the lock, a client compares
+the value first. Redis has no command for that, so libraries send a script. The known scripts are those of redis-py's
+`Lock` and the one of the documentation of Redis, with `del` or `pexpire`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Op
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.server.redis import replies
+from kvstore.server.redis.commands.rewrite import Ask, Found, Rewrite, rewrite
 from kvstore.server.redis.parser import Words
-from kvstore.server.redis.plans import CommandError, check_key, integer
-from kvstore.server.redis.rewrites import Ask, Found, Rewrite, rewrite
+from kvstore.server.redis.plans import CommandError, integer
 
 Action = Callable[[Ask, bytes, Words], Coroutine[Any, Any, bytes]]
 """(ask, key, arguments) → the reply."""
@@ -27,7 +27,7 @@ TEXT_BYTES_MAX = 4096
 LOADED_MAX = 64
 """Texts of known scripts that differ in blanks: those loaded longest ago are forgotten."""
 _IF_VERSION, _RELATIVE_TTL = int(Flag.IF_VERSION), int(Flag.RELATIVE_TTL)
-_NOT_RUN = "ERR scripts are not run here, but for those of locks: see docs/operations.md, Redis clients"
+_NOT_RUN = "ERR scripts are not run here, but for those of locks: see docs/redis.md"
 
 
 async def release(ask: Ask, key: bytes, arguments: Words) -> bytes:
@@ -128,18 +128,9 @@ class Scripts:
                 del self._loaded[next(iter(self._loaded))]
         return digest, action
 
-    def script(self, words: Words) -> bytes:
-        """SCRIPT and its subcommands. Raises CommandError."""
-        match words[1].upper(), words[2:]:
-            case b"LOAD", [text]:
-                return replies.bulk(self.load(text)[0])
-            case b"EXISTS", [_, *_] as digests:
-                return replies.array(replies.number(int(self.find_or_none(each) is not None)) for each in digests)
-            case b"FLUSH", [] | [b"SYNC" | b"ASYNC"]:
-                self._loaded.clear()
-                return replies.OK
-            case _:
-                raise CommandError("ERR unknown subcommand or wrong arguments. SCRIPT has EXISTS, FLUSH and LOAD here")
+    def clear(self) -> None:
+        """Forget the scripts that were loaded; the known ones stay known."""
+        self._loaded.clear()
 
 
 def _recognised(text: bytes) -> Action:
@@ -149,10 +140,3 @@ def _recognised(text: bytes) -> Action:
     if found is None:
         raise CommandError(_NOT_RUN)
     return release if found[1] else renew
-
-
-def key_and_arguments(words: Words) -> tuple[bytes, Words]:
-    """The one key and the arguments of EVAL and EVALSHA. Raises CommandError."""
-    if integer(words[2]) != 1 or len(words) < 4:
-        raise CommandError("ERR the scripts known here take one key")
-    return check_key(words[3]), words[4:]

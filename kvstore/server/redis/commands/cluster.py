@@ -1,18 +1,23 @@
-"""Answers clients of Redis clusters: which node has which slots. Decides only.
+"""Clusters: which node has which slots.
 
-Any node takes any command for any key and passes it on, so nothing of this has to be right: the slots are divided among
-the servers that there are, so that a client's commands are too.
+Every node accepts every command and forwards it, so no client depends on the slots. They are divided among the servers
+so that a client divides its commands among them too.
 """
 
 from __future__ import annotations
 
 import hashlib
 from binascii import crc_hqx
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from kvstore.partition.state.commands import Level
 from kvstore.ring.hashing import hash_tag
 from kvstore.server.redis import replies
+from kvstore.server.redis.commands.performer import Performer
+from kvstore.server.redis.commands.row import OPTIONS_MAX, Command, Family, in_turn, replying
+from kvstore.server.redis.gate import Need
+from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.backend import Endpoints
 from kvstore.types import ServerId
@@ -33,7 +38,7 @@ class Share(NamedTuple):
 
 
 def shares(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[Share]:
-    """Every slot is in one of them. Raises CommandError if no server is known."""
+    """Return the share of each server; every slot is in one of them. Raises CommandError if no server is known."""
     if not servers:
         raise CommandError("CLUSTERDOWN no server is known yet")
     found = []
@@ -44,13 +49,13 @@ def shares(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[Share]
     return found
 
 
-def cluster(words: list[bytes], servers: Mapping[ServerId, Endpoints], here: ServerId, protocol: int) -> bytes:
-    """CLUSTER and its subcommands. Raises CommandError."""
+def _cluster(performer: Performer, words: Words) -> bytes:
+    servers, here = performer.server.backend.topology.servers, performer.server.id
     match words[1].upper(), len(words):
         case b"SLOTS", 2:
             return replies.array(map(_slots, shares(servers, here)))
         case b"SHARDS", 2:
-            return replies.array(_shard(each, protocol) for each in shares(servers, here))
+            return replies.array(_shard(each, performer.session.protocol) for each in shares(servers, here))
         case b"NODES", 2:
             return replies.bulk(b"".join(map(_line, shares(servers, here))))
         case b"INFO", 2:
@@ -107,3 +112,31 @@ def _info(servers: int) -> bytes:
         ("cluster_size", servers),
     )
     return "".join(f"{name}:{value}\r\n" for name, value in facts).encode()
+
+
+def _read_at(level: Level) -> Callable[[Performer, Words], bytes]:
+    def make(performer: Performer, words: Words) -> bytes:
+        performer.session.choose_level(level)
+        return replies.OK
+
+    return make
+
+
+FAMILY = Family(
+    "Cluster",
+    "cluster",
+    (
+        Command(
+            *("CLUSTER", "Show the cluster and its slots.", in_turn(_cluster), 2, OPTIONS_MAX, Need.LOGIN),
+            differs="It has INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. The slots are divided among the nodes, so that "
+            "clients of Redis clusters work and use all nodes; no reply is MOVED. Each node replies for all keys, so a "
+            "client that asks every node for SCAN, KEYS or DBSIZE gets every key once from each.",
+        ),
+        Command(
+            *("READONLY", "Allow stale reads on this connection.", replying(_read_at(Level.STALE)), 1, 1, Need.LOGIN),
+            differs="The replica of the node that you ask replies, if it has one. While keys are watched, reads stay "
+            "linearizable, because EXEC relies on them.",
+        ),
+        Command("READWRITE", "End READONLY.", replying(_read_at(Level.LINEARIZABLE)), 1, 1, Need.LOGIN),
+    ),
+)

@@ -1,8 +1,10 @@
-"""The commands of Redis that are not supported here, and why: for clients that try them. Decides only."""
+"""The rows of the commands that Redis has and this store has not. A client that sends one gets its reason. Decides
+only."""
 
 from __future__ import annotations
 
-_DOCS = "see docs/operations.md, Redis clients"
+from kvstore.server.redis.commands.row import Unsupported
+
 _KINDS = {
     "lists": "BLMOVE BLMPOP BLPOP BRPOP BRPOPLPUSH LINDEX LINSERT LLEN LMOVE LMPOP LPOP LPOS LPUSH LPUSHX LRANGE LREM "
     "LSET LTRIM RPOP RPOPLPUSH RPUSH RPUSHX SORT SORT_RO",
@@ -38,18 +40,12 @@ _ELSEWHERE = {
     "SET takes an expiry, and MULTI makes several one": "MSETEX",
     "nothing is drawn here": "LOLWUT",
 }
-_REASONS = {
-    name.encode(): reason
-    for reasons in (
-        {f"{kind} are not kept here, values are strings": names for kind, names in _KINDS.items()},
-        _ELSEWHERE,
+UNSUPPORTED = {
+    name.encode(): Unsupported(name, reason)
+    for reason, names in (
+        *((f"{kind} are not kept here, values are strings", names) for kind, names in _KINDS.items()),
+        *_ELSEWHERE.items(),
     )
-    for reason, names in reasons.items()
     for name in names.split()
 }
-
-
-def why_not(name: bytes) -> str:
-    """A word about a command that Redis has and we do not; empty for one that nobody has."""
-    reason = _REASONS.get(name)
-    return f"({reason}: {_DOCS})" if reason else ""
+"""The rows, by name."""
