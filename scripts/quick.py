@@ -7,31 +7,37 @@ seconds; `make check` runs all.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import PurePath
 
-ROOT = Path(__file__).parents[1]
+from tests.source import ROOT, import_graph, sources
+
 TOPS = ("kvstore", "kvstore_loadtest", "loadtest", "examples", "scripts", "tests")
 HOUSE_RULES = ("tests/test_tidy.py", "tests/test_docs.py", "tests/test_reference.py")
 """They read all files, and import few of them."""
+NOT_FAST = ("tests/sim/", "tests/cluster/", "tests/interop/", "tests/upgrade/")
+"""Folders whose tests are all, or nearly all, left to `make test`."""
 FILES_MAX = 60
 WITHIN_S = 40
-IMPORT = re.compile(r"^[ \t]*(?:from (\S+) import (\([^)]*\)|[^\n#]*)|import ([\w., ]+))", re.MULTILINE)
 
 
 def main(words: list[str]) -> int:
     """Run the tests; `words` are options of pytest. Return its exit code."""
-    files = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py")) if "_pb2" not in path.name]
-    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
-    found = nearest(import_graph(texts), changed())
+    files = sources(*TOPS)
+    paths = {each.module: each.path for each in files}
+    graph = {
+        paths[module]: {paths[each] for each in imported}
+        for module, imported in import_graph(files, also_for_types=True).items()
+    }
+    found = [path for path in nearest(graph, changed()) if not path.startswith(NOT_FAST)]
     chosen = found[:FILES_MAX]
     print(
         f"{len(chosen)} of {len(found)} test files that what changed can reach, the nearest first; make check runs all"
     )
-    command = [sys.executable, "-m", "pytest", "-n", "2", f"--within={WITHIN_S}", *words, *chosen, *HOUSE_RULES]
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "pytest", "-n", "2", f"--within={WITHIN_S}", *words, *HOUSE_RULES, *chosen]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
@@ -47,19 +53,6 @@ def changed() -> set[str]:
     }
 
 
-def import_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return the files of ours that each file imports. tests/source.py parses them instead, in ten seconds."""
-    paths = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in texts}
-    graph: dict[str, set[str]] = {}
-    for path, text in texts.items():
-        names = set()
-        for module, imported, plain in IMPORT.findall(text):
-            names |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", imported))}
-            names |= set(re.findall(r"[\w.]+", plain))
-        graph[path] = {paths[name] for name in names if name in paths}
-    return graph
-
-
 def nearest(graph: Mapping[str, set[str]], sources: Iterable[str]) -> list[str]:
     """Return the test files that reach `sources` by imports, the nearest first."""
     importers: dict[str, set[str]] = {}
@@ -69,7 +62,7 @@ def nearest(graph: Mapping[str, set[str]], sources: Iterable[str]) -> list[str]:
     seen = list(dict.fromkeys(path for path in sorted(sources) if path in graph))
     for path in seen:  # it grows meanwhile
         seen += sorted(importers.get(path, set()).difference(seen))
-    return [path for path in seen if path.startswith("tests/") and Path(path).name.startswith("test_")]
+    return [path for path in seen if path.startswith("tests/") and PurePath(path).name.startswith("test_")]
 
 
 if __name__ == "__main__":
