@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static quick check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo proto reference lock lowest pythons audit format interop redis-clients
+.PHONY: help setup up down static quick check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons audit format interop redis-clients
 
 BIN := .venv/bin
 # A node is 400 modules, and the tests start hundreds of nodes: without compiled files each takes 0.6 s more.
@@ -78,6 +78,9 @@ loadtest: setup ## two minutes of load with Locust, and a report in reports/load
 
 snapshot-demo: setup ## a million keys, snapshots while others write, a restore into another cluster
 	@$(BIN)/python -m loadtest.snapshot_demo
+
+generate: setup ## write the blocking client again from the asyncio client
+	@$(BIN)/python scripts/blocking_client.py
 
 proto: setup ## regenerate the protobuf modules
 	@scripts/proto.sh

@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from tests.source import ROOT, import_graph, sources
 
-TOPS = ("kvstore", "kvstore_loadtest", "loadtest", "examples", "scripts", "tests")
+TOPS = ("kvstore", "loadtest", "examples", "scripts", "tests")
 HOUSE_RULES = ("tests/test_tidy.py", "tests/test_docs.py", "tests/test_reference.py")
 """They read all files, and import few of them."""
 NOT_FAST = ("tests/sim/", "tests/cluster/", "tests/interop/", "tests/upgrade/")

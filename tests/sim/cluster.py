@@ -41,6 +41,7 @@ class Cluster:
         self.metadata.tree.observers.append(self.rules)
         self.starts = Starts(world.loop.time)
         self.metadata.tree.observers.append(self.starts)
+        self.metadata.restore_observers.append(self.rules.restored)
         self.metadata.restore_observers.append(self.starts)  # a node without a high-water mark may read the older copy
         shared = knobs, self.metadata.connect, self.starts
         self.servers = [Node(world, f"n{number + 1}", *shared) for number in range(knobs.nodes)]

@@ -34,8 +34,9 @@ async def judge(cluster: Cluster, *, search: bool) -> None:
     """Raise AssertionError unless every promise was kept. `search`: also by a checker that trusts no version."""
     await settled(cluster)
     operations, knobs = cluster.recorder.operations, cluster.knobs
-    may_lose_dates = {"power_cut_all", "clocks_of_a_majority"} <= set(knobs.faults)
-    Refusals(knobs.partition, knobs.spaces, is_older=knobs.older > 0, may_lose_dates=may_lose_dates).check(operations)
+    Refusals(knobs.partition, knobs.spaces, is_older=knobs.older > 0, may_lose_dates=knobs.may_lose_dates).check(
+        operations
+    )
     for partition in cluster.partitions:
         states = LogStates(partition, cluster.logbook.log(partition))
         mine = [each for each in operations if each.partition == partition]

@@ -42,7 +42,7 @@ _GROWING = (Code.PUT, Code.APPEND, Code.INCREMENT, Code.EXPIRE)
 
 class Refusals:
     """Judges the refusals of one run. `is_older`: some servers run the first release; `has_moves`: the ring changes;
-    `may_lose_dates`: all machines may reboot while most wall clocks are wrong."""
+    `may_lose_dates`: as in Knobs."""
 
     def __init__(
         self,

@@ -55,6 +55,20 @@ class MetadataRules:
         elif path == paths.RING and new is not None:
             self._ring_changed(decode(new))
 
+    def restored(self, path: str, _old: bytes | None, new: bytes | None) -> None:
+        """Take what a restored copy has as what there is: the rules judge what nodes write, and nobody wrote this."""
+        ledger = paths.ledger_of(path)
+        if ledger is not None:
+            self.ledgers.pop(ledger, None)
+            if new is not None:
+                self.ledgers[ledger] = ledger_metadata.decode(ledger, new)
+        elif match := _LOG.fullmatch(path):
+            partition = PartitionId(match.group(1))
+            listed = list_codec.decode(new, what=partition) if new is not None else LedgerList()
+            self.lists[partition] = list(listed.ledgers)
+        elif path == paths.RING:
+            self.ring = decode(new) if new is not None else None
+
     def _expect(self, holds: bool, rule: str, what: object) -> None:
         if not holds:
             self._broken(f"{rule}: {what}")

@@ -55,6 +55,11 @@ class Knobs:
     search: bool = True
     """Judge registers also by the checker that searches for an order."""
 
+    @property
+    def may_lose_dates(self) -> bool:
+        """Whether all machines may reboot while most wall clocks are wrong, for which P28 promises nothing."""
+        return {"power_cut_all", "clocks_of_a_majority"} <= set(self.faults)
+
     def bookie(self, name: str, listen: str) -> BookieConfig:
         """What a bookie is told."""
         return BookieConfig(

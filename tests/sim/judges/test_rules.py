@@ -1,0 +1,41 @@
+"""What the rules of the metadata judge when a copy of the store is put in the place of another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvstore.meta import ledger_metadata, paths
+from kvstore.types import BookieId, DigestType, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
+from tests.sim.judges.rules import MetadataRules
+
+LEDGER = LedgerId(18)
+OPEN = LedgerMetadata(
+    ledger=LEDGER,
+    quorum=Quorum(3, 3, 2),
+    fragments=(Fragment(0, tuple(map(BookieId, ("b1", "b2", "b3")))),),
+    digest=DigestType.CRC32C,
+)
+IN_RECOVERY = replace(OPEN, state=LedgerState.IN_RECOVERY)
+CLOSED = replace(OPEN, state=LedgerState.CLOSED, last_entry=22, length=100)
+
+
+def broken_by(step: bool) -> list[str]:
+    """Close the ledger, go back to a copy in which it is open, and let a node begin its recovery; `step`: the ledger is
+    opened again by a write, and not by a restore."""
+    broken: list[str] = []
+    rules = MetadataRules(lambda _: -1, broken.append, lambda *_: None)
+    path = paths.ledger(LEDGER)
+    states = [ledger_metadata.encode(each) for each in (OPEN, CLOSED, OPEN, IN_RECOVERY)]
+    rules(path, None, states[0])
+    rules(path, states[0], states[1])
+    (rules if step else rules.restored)(path, states[1], states[2])
+    rules(path, states[2], states[3])
+    return [each.partition(":")[0] for each in broken]
+
+
+# docs/protocol.md B29
+def test_node_that_works_in_a_restored_copy_is_judged_by_that_copy() -> None:
+    """A node that knew of no later copy began a recovery in the older one, and was accused of opening a closed ledger
+    (seed 9500456)."""
+    assert broken_by(step=False) == []
+    assert "L1 states only go forward" in broken_by(step=True)
