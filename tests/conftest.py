@@ -72,6 +72,7 @@ refuse_misuse()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=1, help="what the `seed` fixture gives; a failure names it")
+    parser.addoption("--within", type=float, help="skip tests that would start so many seconds after the first")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -151,6 +152,8 @@ def _scope_of(nodeid: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Stuck())
+    if within_s := config.getoption("--within"):
+        config.pluginmanager.register(Within(within_s))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Failures(config))
 
@@ -172,6 +175,20 @@ class Stuck:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if _file_of(item) in self._files:
             pytest.fail("not tried: a test of this file before it waited in vain", pytrace=False)
+
+
+class Within:
+    """A limit of time for `make quick`, from the first test on: tests that would start later are skipped, and pytest
+    counts them."""
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s, self._ends = within_s, 0.0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self._ends = self._ends or time.monotonic() + self._within_s
+        if time.monotonic() > self._ends:
+            pytest.skip(f"would start later than {self._within_s:g} s after the first test")
 
 
 class Failures:

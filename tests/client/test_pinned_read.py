@@ -150,7 +150,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pages(Replica):
     """Gives pages of a MiB."""
 
-    COUNT = 256
+    COUNT = 96
 
     def __init__(self) -> None:
         self.given = 0
@@ -410,7 +410,7 @@ def test_a_reader_that_takes_its_time_has_few_pages_ahead() -> None:
     replica, ahead = Pages(), 0
     try:
         for number, _ in enumerate(read_pinned(split_of([replica])), 1):
-            if number in (96, 160, 224):
+            if number in (32, 56, 80):
                 threading.Event().wait(0.5)
             ahead = max(ahead, replica.given - number)
     finally:

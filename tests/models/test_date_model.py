@@ -20,6 +20,7 @@ CASES = {
 }
 """A first state, and the number of states that follow. In the first two a majority of wall clocks may jump. Another
 number: the model has changed, and with it what the search shows."""
+SLOW = dict.fromkeys((RESTARTS, BOTH), pytest.mark.slow)
 NEEDED_FOR = {
     "elapsed_time_decides": CUT,
     "is_slow": CUT,
@@ -33,7 +34,7 @@ NEEDED_FOR = {
 """A case in which a promise breaks without the rule; a pin, if none is named."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=SLOW.get(case, ())) for case in CASES])
 def test_dates_keep_locks_and_pins_with_all_rules(case: str) -> None:
     first, states = CASES[case]
     found = search(first, Model(Rules()).steps, states_max=states)

@@ -1,23 +1,25 @@
-"""The last release, from which this tree must be reachable by a rolling upgrade: its commit, and its tree."""
+"""The last release, from which this tree must be reachable by a rolling upgrade: its tag, and its tree."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-COMMIT = "3798a2e0fc6cbeb7e3b1c819803257be7961f02e"
-"""DO CHANGE it with each release, to the commit that was released."""
 RELEASE = "0.1.0"
+"""DO CHANGE it with each release (CONTRIBUTING.md, How to release)."""
+UNTAGGED = {"0.1.0": "3798a2e0fc6cbeb7e3b1c819803257be7961f02e"}
+"""Commits of releases that have no tag."""
+REVISION = UNTAGGED.get(RELEASE, f"v{RELEASE}")
 ROOT = Path(__file__).parents[2]
 
 
 class NoHistory(Exception):
-    """The release's commit is not in this clone: says how to get it."""
+    """The release's revision is not in this clone: says how to get it."""
 
 
 def check_out(directory: Path) -> Path:
     """Write the release's package below `directory`, which is to be first on a node's PYTHONPATH. Raises NoHistory."""
-    command = ["git", "-C", str(ROOT), "archive", "--format=tar", COMMIT, "kvstore"]
+    command = ["git", "-C", str(ROOT), "archive", "--format=tar", REVISION, "kvstore"]
     try:
         packed = subprocess.run(command, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -25,8 +27,8 @@ def check_out(directory: Path) -> Path:
             error.stderr.decode(errors="replace").strip() if isinstance(error, subprocess.CalledProcessError) else error
         )
         raise NoHistory(
-            f"want commit {COMMIT} (release {RELEASE}) in the history of {ROOT}, got: {why}; "
-            "clone with all of the history (`git fetch --unshallow`)"
+            f"want revision {REVISION} (release {RELEASE}) in the history of {ROOT}, got: {why}; "
+            "clone with all of the history (`git fetch --tags --unshallow`)"
         ) from error
     directory.mkdir(parents=True, exist_ok=True)
     subprocess.run(["tar", "-x", "-C", str(directory)], input=packed.stdout, check=True)

@@ -185,10 +185,12 @@ def test_without_the_releases_commit_it_is_said_what_is_missing(
     subprocess.run(["git", "init", "-q", str(tmp_path / "clone")], check=True)
     for root in (tmp_path, tmp_path / "clone"):
         monkeypatch.setattr(base, "ROOT", root)
-        with pytest.raises(base.NoHistory, match=rf"want commit {base.COMMIT} \(release 0.1.0\).* --unshallow"):
+        with pytest.raises(
+            base.NoHistory, match=rf"want revision {base.REVISION} \(release {base.RELEASE}\).* --unshallow"
+        ):
             base.check_out(tmp_path / "release")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(base.NoHistory, match=r"want commit .*: 'git'; clone"):
+    with pytest.raises(base.NoHistory, match=r"want revision .*: 'git'; clone"):
         base.check_out(tmp_path / "release")
     assert not (tmp_path / "release").exists()
 

@@ -571,10 +571,10 @@ DECLARED = {each.name: each for part in METRICS.values() for each in part}
 _BY_SOURCE = {source: each for each in DECLARED.values() for source in each.sources} | DECLARED
 
 
-def declared(source: str, label: str = "") -> Declaration:
+def declared(source: str) -> Declaration:
     """Return the declaration of the number that the node counts under `source`. A number without one is published under
     the name that it has, and a test names it."""
     if found := _BY_SOURCE.get(source):
         return found
     make = counter if source.endswith("_total") else gauge
-    return make(source, UNDECLARED.format(source), label)
+    return make(source, UNDECLARED.format(source))

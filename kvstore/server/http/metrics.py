@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from kvstore.env.histogram import Histogram
-from kvstore.server.http.metric_table import Declaration, Kind, declared
+from kvstore.server.http.metric_table import Kind, declared
 
 PREFIX = "kvstore"
 
@@ -54,24 +54,21 @@ def _with_flags(table: Statistics) -> Statistics:
     return {**rest, "is_leader": table["role"] == "serving", "has_failed": table.get("failure") is not None}
 
 
-def _metric(source: str, label: str = "") -> CounterMetricFamily | GaugeMetricFamily:
-    found = declared(source, label)
+def _metric(source: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
+    found = declared(source)
     kind = CounterMetricFamily if found.kind is Kind.COUNTER else GaugeMetricFamily
-    return kind(f"{PREFIX}_{found.name}", found.text, labels=_labels(found))
+    return kind(f"{PREFIX}_{found.name}", found.text, labels=labels)
 
 
 def _histogram(source: str, rows: Mapping[tuple[str, ...], Histogram]) -> HistogramMetricFamily:
     found = declared(source)
-    metric = HistogramMetricFamily(f"{PREFIX}_{found.name}", found.text, labels=_labels(found))
+    labels = [found.label] if any(rows) else []
+    metric = HistogramMetricFamily(f"{PREFIX}_{found.name}", found.text, labels=labels)
     exponents = BUCKETS["_seconds" if found.name.endswith("_seconds") else ""]
     for row, counted in rows.items():
         buckets = [(f"{counted.unit * (1 << each):g}", float(sum(counted.buckets[: each + 1]))) for each in exponents]
         metric.add_metric(list(row), [*buckets, ("+Inf", float(counted.count))], counted.total)
     return metric
-
-
-def _labels(found: Declaration) -> list[str]:
-    return [found.label] if found.label else []
 
 
 def _is_histograms(value: Any) -> bool:

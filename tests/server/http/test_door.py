@@ -436,6 +436,10 @@ def test_declared_metrics_follow_the_conventions_of_prometheus() -> None:
     assert [each.name for each in every if not each.text.endswith(".")] == []
     assert [each.name for each in every if (each.kind is Kind.COUNTER) != each.name.endswith("_total")] == []
     assert len(DECLARED) == len(every)
+    by_table = {
+        part: {each.label for each in every if each.name.startswith(part)} for part in ("partition", "namespace")
+    }
+    assert by_table == {part: {part} for part in by_table}, "a table of tables is labelled by its part"
 
 
 def test_each_source_is_published_as_one_metric() -> None:
