@@ -28,7 +28,6 @@ from typing import Any
 
 import uvloop
 
-from kvstore.cli.loads import Load, run_load
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile
@@ -36,6 +35,7 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.env.interpreter import interpreter
 from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
+from kvstore.loadtest.loads import Load, run_load
 from kvstore.ring.hashing import token_of
 from loadtest.bench import etcd_load, peers
 from loadtest.bench.redis_lines import Figure, Line, run_line

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.loads import Load, Outcome
 from kvstore.client import ClientConfig
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.loadtest.loads import Load, Outcome
 from loadtest.bench import suite
 from loadtest.bench.redis_lines import Figure, Line
 

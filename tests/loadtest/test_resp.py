@@ -9,9 +9,6 @@ from contextlib import asynccontextmanager, suppress
 import hiredis
 import pytest
 
-from kvstore.cli import loads
-from kvstore.cli.bench_resp import RespCallers
-from kvstore.cli.loads import Load, run_calls
 from kvstore.errors import (
     InvalidRequest,
     NotAuthenticated,
@@ -24,8 +21,11 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
+from kvstore.loadtest import loads
+from kvstore.loadtest.loads import Generator, Load
+from kvstore.loadtest.resp import RespCallers
 from kvstore.server.redis.replies import failure
-from tests.cli.test_loads import ticking
+from tests.loadtest.test_loads import ticking
 
 Answer = Callable[[list[bytes]], bytes | None]
 
@@ -84,7 +84,7 @@ async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: py
     load = Load(seconds=0.2, warmup_s=0, in_flight=3, mix=(("get", 1),))
     async with door(lambda command: b"$-1\r\n") as address:
         opened = await callers(address, load)
-        found = await run_calls(load, opened.calls())
+        found = await Generator(load, opened.calls()).run()
         opened.close()
     assert found.operations > 0
     assert not found.errors

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvstore.cli import loads
-from kvstore.cli.loads import Call, Generator, Load, Outcome, parse_mix
 from kvstore.cli.main import build
 from kvstore.client import AsyncClient
 from kvstore.errors import InvalidRequest, NotAuthenticated, Overloaded
+from kvstore.loadtest import loads
+from kvstore.loadtest.loads import Call, Generator, Load, Outcome, parse_mix
 from tests.client.model import ModelCluster
 from tests.client.serving import serving_in_a_thread
 from tests.sim.world.env import SimWorld
