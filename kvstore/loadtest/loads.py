@@ -27,6 +27,8 @@ from kvstore.loadtest.report.recorder import Tally, percentiles
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 SERVICE_PERCENTILES = (50.0, 99.0)
 OPERATIONS = ("get", "put", "increment", "delete")
+STOP_S = 0.5
+"""How often a caller whose operation is due later checks whether the load was stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +188,7 @@ class Generator:
         return self.outcome
 
     def stop(self) -> None:
-        """Begin no more operations."""
+        """Begin no more operations. `run` returns when those under way have ended."""
         self._end = time.perf_counter()
 
     def _is_before_end(self, _: int) -> bool:
@@ -203,9 +205,8 @@ class Generator:
 
     async def _when_due(self, number: int) -> None:
         due = self._due(number)
-        wait = due - time.perf_counter()
-        if wait > 0:
-            await asyncio.sleep(wait)
+        while (wait := min(due, self._end) - time.perf_counter()) > 0:  # noqa: ASYNC110 - an event would cost each operation
+            await asyncio.sleep(min(wait, STOP_S))
         if due < self._end:
             await self._one(due)
 

@@ -77,7 +77,7 @@ class RespConnection(asyncio.Protocol):
             return answer
         if not self._written:
             self._loop.call_soon(self._flush)
-        self._written.append(pack(*words))
+        self._written.append(hiredis.pack_command(words))  # type: ignore[arg-type]  # as above
         self._waiting.append(answer)
         return answer
 
