@@ -28,7 +28,7 @@ from kvstore.loadtest.generator.options import path_word
 from kvstore.loadtest.generator.resp_wire import RespConnection
 from kvstore.types import Quorum
 from loadtest.bench import peers
-from loadtest.bench.redis_lines import Line, run_line
+from loadtest.bench.redis_lines import Line, run_for
 
 OFFSETS = range(44_000, 48_000, 100)
 LONE_SETS = 200
@@ -58,8 +58,7 @@ def measure(quorum: Quorum, nodes: int, seconds: float) -> dict[str, Any]:
 
 
 def _rate(line: Line, door: str, seconds: float) -> int:
-    probe = max(2_000, 20 * line.connections * line.pipeline)
-    return round(run_line(line, door, max(probe, int(run_line(line, door, probe).per_s * seconds))).per_s)
+    return round(run_for(line, door, seconds).per_s)
 
 
 def _lone(file: ClusterFile) -> dict[str, float]:
