@@ -151,8 +151,7 @@ def redis_benchmark(subject: Subject, load: Load) -> Figure:
     line = redis_lines.Line(
         load.command, load.in_flight, value_bytes=VALUE_BYTES, prefix=PREFIXES[load.command], keys=KEYS
     )
-    requests = max(100, int(load.seconds * redis_lines.run_line(line, subject.resp, 1000).per_s))
-    found = redis_lines.run_line(line, subject.resp, requests)
+    found = redis_lines.run_for(line, subject.resp, load.seconds)
     return Figure(found.p50_ms, found.per_s)
 
 

@@ -27,11 +27,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import hiredis
 import psutil
 import uvloop
 
@@ -41,12 +41,17 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
+from kvstore.loadtest.loads import closed_loop
+from kvstore.loadtest.resp import ReplyError, RespConnection, connect
 from loadtest.bench import peers
 
 OFFSETS = range(30_000, 34_000, 100)
 FILE_S = 10.0
 STANDARD = "standard library"
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+VALUE = b"x" * 100
+CONNECT_S, REPLY_S = 5.0, 60.0
+Connect = Callable[[str], Awaitable[RespConnection]]
+connect_plainly = partial(connect, timeout_s=CONNECT_S)
 
 
 @dataclass(frozen=True)
@@ -195,50 +200,35 @@ def layer_of(function: str) -> str:
     return folder or "kvstore"
 
 
-async def connect_plainly(address: str) -> Streams:
-    host, _, port = address.rpartition(":")
-    return await asyncio.open_connection(host, int(port))
-
-
-async def run_load(
-    load: Load, address: str, tag: str, connect: Callable[[str], Awaitable[Streams]] = connect_plainly
-) -> None:
-    """Raises RuntimeError if anything is refused, or the server ends a connection."""
+async def run_load(load: Load, address: str, tag: str, connect: Connect = connect_plainly) -> None:
+    """Raises RuntimeError if anything is refused, ConnectionError if the server ends a connection."""
     rounds = load.operations // (load.connections * load.pipeline)
+    verb, rest = (b"GET", ()) if load.command == "GET" else (b"SET", (VALUE,))
+    prefix = b"{%b}" % tag.encode()
 
-    async def one(number: int) -> None:
-        reader, writer = await connect(address)
-        parser = hiredis.Reader()
+    async def connection(number: int) -> None:
+        made = await connect(address)
         for turn in range(rounds):
-            keys = [b"{%b}%d" % (tag.encode(), (number * rounds + turn) * 16 + each) for each in range(load.pipeline)]
-            words = [(b"GET", key) if load.command == "GET" else (b"SET", key, b"x" * 100) for key in keys]
-            writer.write(b"".join(map(hiredis.pack_command, words)))
-            got = 0
-            while got < load.pipeline:
-                data = await reader.read(1 << 16)
-                if not data:
-                    raise RuntimeError(f"{load.name}: the server closed a connection")
-                parser.feed(data)
-                while (reply := parser.gets()) is not False:
-                    if isinstance(reply, hiredis.ReplyError):
-                        raise RuntimeError(f"{load.name}: {reply}")
-                    got += 1
-        writer.close()
+            first = (number * rounds + turn) * 16
+            commands = [(verb, b"%b%d" % (prefix, first + each), *rest) for each in range(load.pipeline)]
+            for reply in await made.ask_all(commands, timeout_s=REPLY_S):
+                if isinstance(reply, ReplyError):
+                    raise RuntimeError(f"{load.name}: {reply}")
+        made.close()
 
-    await asyncio.gather(*map(one, range(load.connections)))
+    await closed_loop(iter(range(load.connections)), load.connections, connection)
 
 
 async def run_calls(load: Load, endpoints: tuple[str, ...], tag: str) -> None:
     """Raises StoreError."""
-    numbers = iter(range(load.operations))
-
-    async def one(client: AsyncClient) -> None:
-        for number in numbers:
-            key = b"{%b}%d" % (tag.encode(), number)
-            await (client.get(key) if load.command == "get" else client.put(key, b"x" * 100))
-
+    prefix = b"{%b}" % tag.encode()
     async with AsyncClient(ClientConfig(endpoints=endpoints)) as client:
-        await asyncio.gather(*(one(client) for _ in range(load.connections)))
+
+        async def one(number: int) -> None:
+            key = b"%b%d" % (prefix, number)
+            await (client.get(key) if load.command == "get" else client.put(key, VALUE))
+
+        await closed_loop(iter(range(load.operations)), load.connections, one)
 
 
 class Budget:

@@ -12,11 +12,10 @@ client's; the calls of Python and C that the client's process makes are counted 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import hiredis
 import psutil
 import uvloop
 
@@ -34,6 +32,8 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
+from kvstore.loadtest.loads import closed_loop
+from kvstore.loadtest.resp import RespConnection, connect
 from loadtest.bench import peers
 from loadtest.bench.counted_node import Calls
 
@@ -41,6 +41,7 @@ OFFSETS = range(34_000, 38_000, 100)
 KEYS = 1_000
 VALUE = b"x" * 100
 TAG = b"{budget}"
+CONNECT_S = 5.0
 CLIENTS = ("AsyncClient", "RESP")
 Call = Callable[[int], Awaitable[object]]
 """One operation, on the key of this number."""
@@ -64,12 +65,12 @@ class Load:
 
 
 BUDGET = (
-    Load("put", 1, 400, 62, 0.65),
-    Load("put", 50, 5_000, 30, 0.6),
-    Load("put", 1_000, 20_000, 33, 0.2),
-    Load("get", 1, 1_000, 56, 0.6),
-    Load("get", 50, 10_000, 31, 0.65),
-    Load("get", 1_000, 20_000, 34, 0.65),
+    Load("put", 1, 400, 59, 0.65),
+    Load("put", 50, 5_000, 27, 0.6),
+    Load("put", 1_000, 20_000, 30, 0.2),
+    Load("get", 1, 1_000, 53, 0.6),
+    Load("get", 50, 10_000, 28, 0.65),
+    Load("get", 1_000, 20_000, 31, 0.65),
 )
 
 
@@ -118,49 +119,6 @@ def ratio(these: list[float], those: list[float]) -> float:
     return median(this / that for this, that in zip(these, those, strict=True))
 
 
-class RedisClient(asyncio.Protocol):
-    """As fast as a client in Python may be: one connection, written to once in a turn of the event loop."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[Any]] = deque()
-        self._written: list[bytes] = []
-        self._parser = hiredis.Reader()
-        self._transport: asyncio.Transport
-        self._loop = asyncio.get_running_loop()
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-
-    def call(self, *words: bytes) -> asyncio.Future[Any]:
-        if not self._written:
-            self._loop.call_soon(self._flush)
-        self._written.append(hiredis.pack_command(words))
-        answer = self._loop.create_future()
-        self._waiting.append(answer)
-        return answer
-
-    def _flush(self) -> None:
-        self._transport.write(b"".join(self._written))
-        self._written.clear()
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed(data)
-        while (reply := self._parser.gets()) is not False:
-            if isinstance(reply, hiredis.ReplyError):
-                self._waiting.popleft().set_exception(reply)
-            else:
-                self._waiting.popleft().set_result(reply)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Whoever waits is told: nothing comes any more."""
-        for each in self._waiting:
-            if not each.done():
-                each.set_exception(ConnectionResetError(f"the server closed the connection: {error}"))
-
-    def close(self) -> None:
-        self._transport.close()
-
-
 class Bench:
     """Both clients, and the node that leads their keys."""
 
@@ -168,7 +126,7 @@ class Bench:
         self._client, self._file = client, file
         self._keys = [TAG + b"%d" % number for number in range(KEYS)]
         self._node: NodePlace | None = None
-        self._redis: RedisClient
+        self._redis: RespConnection
         self._processes: tuple[psutil.Process, psutil.Process]
 
     async def _find_leader(self) -> bool:
@@ -179,8 +137,7 @@ class Bench:
             return False
         if self._node is not None:
             self._redis.close()
-        host, _, port = node.resp.rpartition(":")
-        _, self._redis = await asyncio.get_running_loop().create_connection(RedisClient, host, int(port))
+        self._redis = await connect(node.resp, timeout_s=CONNECT_S)
         self._node, self._processes = node, (psutil.Process(), psutil.Process(node.pid))
         return True
 
@@ -219,24 +176,20 @@ class Bench:
             lambda number: redis.call(b"GET", keys[number % KEYS]),
         )
 
-    async def _run(self, load: Load, call: Call) -> list[float]:
-        """How long each operation took, in seconds."""
-        numbers = iter(range(load.operations))
-        times: list[float] = []
-
-        async def caller() -> None:
-            for number in numbers:
-                begun = time.perf_counter()
-                await call(number)
-                times.append(time.perf_counter() - begun)
-
-        await asyncio.gather(*(caller() for _ in range(load.in_flight)))
-        return times
+    async def _run(self, load: Load, call: Call) -> None:
+        await closed_loop(iter(range(load.operations)), load.in_flight, call)
 
     async def _timed(self, cost: Cost, call: Call) -> None:
         operations = cost.load.operations
+        times: list[float] = []
+
+        async def one(number: int) -> None:
+            begun = time.perf_counter()
+            await call(number)
+            times.append(time.perf_counter() - begun)
+
         before, begun = self._spent(), time.perf_counter()
-        times = await self._run(cost.load, call)
+        await self._run(cost.load, one)
         took_s = time.perf_counter() - begun
         own, leader, wake_ups = (b - a for a, b in zip(before, self._spent(), strict=True))
         cost.rates.append(operations / took_s)

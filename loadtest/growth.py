@@ -23,12 +23,10 @@ from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
 from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
-from loadtest.bench.redis_lines import Line, run_line
+from loadtest.bench.redis_lines import Line, run_for
 from loadtest.bytes_per_key import Puts, memory_mb, metrics_of, put_all
 
 OFFSETS = range(24_000, 24_300, 100)
-PROBE = 20_000
-"""Requests that tell how many a line takes."""
 
 
 def grow(sizes: Sequence[int], partitions: int, seconds: float) -> Iterator[dict[str, Any]]:
@@ -57,8 +55,7 @@ def _latencies(cluster: ClusterFile, size: int, seconds: float) -> dict[str, flo
     found = {}
     for command in ("set", "get"):
         line, door = Line(command, 50, prefix="key:", keys=size), cluster.nodes[0].resp
-        requests = max(PROBE, int(run_line(line, door, PROBE).per_s * seconds))
-        figure = run_line(line, door, requests)
+        figure = run_for(line, door, seconds)
         found[f"{command}_per_s"] = round(figure.per_s)
         found |= {f"{command}_p50_ms": figure.p50_ms, f"{command}_p99_ms": figure.p99_ms}
     return found

@@ -68,7 +68,6 @@ SLEEPERS = ("tests/sim/", "tests/waiting.py", "tests/loadtest/generator/stalled_
 # Names are looked up in one place, which bounds it. These are given addresses.
 LOOKUPS = re.compile(r"(.+\.)?(getaddrinfo|gethostby\w+|create_connection|open_connection|(in)?secure_channel)")
 GIVEN_ADDRESSES = (
-    "kvstore/cli/bench_resp.py",
     "kvstore/cli/cluster.py",
     "kvstore/devcluster/",  # on loopback
     "kvstore/env/accepting.py",
@@ -77,6 +76,7 @@ GIVEN_ADDRESSES = (
     "kvstore/env/transport.py",
     "kvstore/loadtest/generator/courier_process.py",  # a socket that it was given
     "kvstore/loadtest/generator/resp_wire.py",
+    "kvstore/loadtest/resp.py",
     "kvstore/meta/zookeeper/session.py",
     "kvstore/rpc/channels.py",
     "kvstore/rpc/front.py",  # loopback

@@ -15,7 +15,7 @@ from kvstore.cli.endpoints import Server, config_of, run
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
-    from kvstore.cli.loads import Load, Outcome
+    from kvstore.loadtest.loads import Load, Outcome
 
 
 def register(app: typer.Typer) -> None:
@@ -47,10 +47,10 @@ def run_load(
     """Run one load with the Python client, or through a Redis door. With --rate latency counts from when an operation
     should have begun; service times are from when it did begin. Ctrl-C ends it early, and shows what was done. Exit
     code 1 if every operation failed."""
-    from kvstore.cli import loads
-    from kvstore.cli.bench_resp import RespCallers
     from kvstore.client import AsyncClient
     from kvstore.client import Level as Freshness_
+    from kvstore.loadtest import loads
+    from kvstore.loadtest.resp import RespCallers
 
     load = loads.Load(
         seconds=seconds,
@@ -73,7 +73,7 @@ def run_load(
         callers = RespCallers(resp, load, timeout)
         try:
             await callers.open(in_flight)
-            return await loads.run_calls(load, callers.calls())
+            return await loads.Generator(load, callers.calls()).run()
         finally:
             callers.close()
 

@@ -326,7 +326,9 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         if Role.SERVER in config.plays:
             gateway = process.http.gateway = _gateway(node, doorman)
             node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
-            process.http.dashboard = dashboard = Dashboard(node.env.nursery, node.surveyor, node.ledger_survey)
+            process.http.dashboard = dashboard = Dashboard(
+                node.env.nursery, node.surveyor, node.ledger_survey, process.http.pages
+            )
             dashboard.start()
         await stop.wait()
         loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")

@@ -5,14 +5,15 @@ The message is so small that it is written out here: PutRequest has the key as f
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 import subprocess
-import time
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
 
+from kvstore.loadtest.loads import Generator, Load, value_of
 from loadtest.bench.peers import ETCD_ENV
 
 CHANNELS = 8
@@ -29,24 +30,25 @@ async def puts_per_second(
 ) -> float:
     """Acknowledged puts per second of random keys."""
     channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for address in addresses * CHANNELS][:CHANNELS]
-    calls = [channel.unary_unary("/etcdserverpb.KV/Put") for channel in channels]
-    numbers = itertools.count()
-    begin = time.perf_counter()
-    counted = 0
+    calls: Iterator[Any] = itertools.cycle([channel.unary_unary("/etcdserverpb.KV/Put") for channel in channels])
+    load = Load(
+        seconds=seconds,
+        warmup_s=warmup_s,
+        in_flight=in_flight,
+        mix=(("put", 1),),
+        keys=1_000_000,
+        value_bytes=value_bytes,
+        prefix=b"key-",
+    )
+    value = value_of(load)
 
-    async def caller(place: int) -> None:
-        nonlocal counted
-        put = calls[place % len(calls)]
-        value = bytes(value_bytes)
-        while (now := time.perf_counter() - begin) < warmup_s + seconds:
-            number = next(numbers) * 7_919 % 1_000_000
-            await put(put_request(b"key-%d" % number, value), timeout=30)
-            counted += now >= warmup_s
+    async def put(key: bytes) -> None:
+        await next(calls)(put_request(key, value), timeout=30)
 
-    await asyncio.gather(*(caller(place) for place in range(in_flight)))
+    outcome = await Generator(load, {"put": put}).run()
     for channel in channels:
         await channel.close()
-    return counted / seconds
+    return outcome.rate
 
 
 def check_perf(addresses: list[str]) -> float:

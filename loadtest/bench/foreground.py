@@ -10,14 +10,19 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
-from typing import NamedTuple, cast
+from itertools import cycle
+from typing import NamedTuple
 
 import uvloop
 
+from kvstore.errors import OutcomeUnknown
+from kvstore.loadtest.loads import Generator, Load, Outcome, value_of
+from kvstore.loadtest.resp import Lost, ReplyError, connect
+
 KEYS = 10_000
-VALUE = b"x" * 100
-TICK_S = 0.001
+IN_FLIGHT = 256
+"""Writes that wait for an answer. More that are due wait for one of these, and the wait counts."""
+ENDLESS_S = 1e9
 ANSWER_S = 1.0
 """How long the last writes may take: what has no answer then is an error."""
 
@@ -69,78 +74,46 @@ def writing(addresses: Sequence[str], rate: float) -> Iterator[Foreground]:
         process.wait()
 
 
-class Connection(asyncio.Protocol):
-    """To one server: answers come in the order of the writes."""
-
-    def __init__(self, taken: dict[str, list[float]], errors: dict[str, int]) -> None:
-        self._taken, self._errors = taken, errors
-        self._due: list[tuple[str, float]] = []
-        self._left = b""
-        self.transport: asyncio.WriteTransport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.WriteTransport", transport)
-
-    def write(self, number: int, phase: str, due: float) -> None:
-        key = b"meanwhile%06d" % (number * 7919 % KEYS)
-        self._due.append((phase, due))
-        self.transport.write(b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(VALUE), VALUE))
-
-    def data_received(self, data: bytes) -> None:
-        now = asyncio.get_running_loop().time()
-        *answers, self._left = (self._left + data).split(b"\r\n")
-        for answer, (phase, due) in zip(answers, self._due[: len(answers)], strict=True):
-            if answer == b"+OK":
-                self._taken.setdefault(phase, []).append(now - due)
-            else:
-                self._errors[phase] = self._errors.get(phase, 0) + 1
-        del self._due[: len(answers)]
-
-    def give_up(self) -> None:
-        """What has no answer yet has failed."""
-        for phase, _ in self._due:
-            self._errors[phase] = self._errors.get(phase, 0) + 1
-
-
 async def write(rate: float, addresses: Sequence[str]) -> dict[str, Latencies]:
     """Until standard input ends."""
     loop = asyncio.get_running_loop()
-    taken: dict[str, list[float]] = {}
-    errors: dict[str, int] = {}
-    connections = []
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        _, made = await loop.create_connection(lambda: Connection(taken, errors), host, int(port))
-        connections.append(made)
-    phase, ended = "", asyncio.Event()
+    load = Load(
+        seconds=ENDLESS_S, warmup_s=0, rate=rate, in_flight=IN_FLIGHT, mix=(("put", 1),), keys=KEYS, prefix=b"meanwhile"
+    )
+    connections = [await connect(address, timeout_s=ANSWER_S) for address in addresses]
+    turns, value = cycle(connections), value_of(load)
+
+    async def put(key: bytes) -> None:
+        try:
+            await next(turns).call(b"SET", key, value)
+        except (Lost, ReplyError) as error:
+            raise OutcomeUnknown(str(error)) from None
+
+    generator, phases, ended = Generator(load, {"put": put}), dict[str, Outcome](), asyncio.Event()
 
     def told() -> None:
-        nonlocal phase
         line = sys.stdin.readline()
-        phase = line.strip()
-        if not line:
+        if line:
+            generator.outcome = phases.setdefault(line.strip(), Outcome(load))
+        else:
             ended.set()
 
     loop.add_reader(sys.stdin.fileno(), told)
-    began = loop.time()
-    for number in count():
-        due = began + number / rate
-        if loop.time() < due:
-            await asyncio.sleep(max(due - loop.time(), TICK_S))
-        if ended.is_set():
-            break
-        connections[number % len(connections)].write(number, phase, due)
-    await asyncio.sleep(ANSWER_S)
+    writing = asyncio.create_task(generator.run())
+    await ended.wait()
+    generator.stop()
+    await asyncio.wait({writing}, timeout=ANSWER_S)
     for each in connections:
-        each.give_up()
-    return {name: _of(sorted(taken.get(name, ())), errors.get(name, 0)) for name in {*taken, *errors} if name}
+        each.close()
+    await writing
+    return {name: _of(outcome) for name, outcome in phases.items() if name}
 
 
-def _of(found: Sequence[float], errors: int) -> Latencies:
-    if not found:
-        return Latencies(0, 0.0, 0.0, 0.0, errors)
-    p50, p99, worst = (1000 * found[min(len(found) - 1, int(len(found) * share))] for share in (0.5, 0.99, 1.0))
-    return Latencies(len(found), p50, p99, worst, errors)
+def _of(outcome: Outcome) -> Latencies:
+    errors = outcome.errors.total()
+    for row in outcome.rows():
+        return Latencies(row["count"], row["p50_ms"], row["p99_ms"], row["max_ms"], errors)
+    return Latencies(0, 0.0, 0.0, 0.0, errors)
 
 
 if __name__ == "__main__":

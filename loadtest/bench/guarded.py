@@ -31,7 +31,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import hiredis
 import psutil
 import trustme
 import uvloop
@@ -44,11 +43,12 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.env.files.private import write_private
 from kvstore.env.tls import Tls
 from kvstore.loadtest.generator.options import path_word
+from kvstore.loadtest.resp import ReplyError, RespConnection, connect
 from kvstore.meta.connect import connect as connect_to_metadata
 from kvstore.meta.tables.access import AccessStore
 from kvstore.server.access.guard import all_begin_with
 from loadtest.bench import peers
-from loadtest.budget import Counted, Load, Streams, run_load, scheduled
+from loadtest.budget import CONNECT_S, Counted, Load, run_load, scheduled
 
 OFFSETS = range(48_000, 52_000, 100)
 ALL, TENANT, PASSWORD = "everything", "tenant", b"of this benchmark"
@@ -82,16 +82,15 @@ class Side:
         """As whom its clients log in; empty: they do not."""
         self.lead: NodePlace
 
-    async def connect(self, address: str) -> Streams:
+    async def connect(self, address: str) -> RespConnection:
         """Raises RuntimeError if the login is refused."""
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=self._context)
+        made = await connect(address, timeout_s=CONNECT_S, tls=self._context)
         if self.user:
-            writer.write(hiredis.pack_command((b"AUTH", self.user, PASSWORD)))
-            answer = await reader.readline()
-            if answer != b"+OK\r\n":
-                raise RuntimeError(f"the login at {address}: {answer.decode().strip()}")
-        return reader, writer
+            try:
+                await made.ask(b"AUTH", self.user.encode(), PASSWORD, timeout_s=CONNECT_S)
+            except ReplyError as error:
+                raise RuntimeError(f"the login at {address}: {error}") from None
+        return made
 
     def run(self, load: Load) -> Spent:
         before, began = self._cpu_s(), time.monotonic()
@@ -158,27 +157,29 @@ class Side:
     def _first_words(self, address: str) -> bool:
         """Whether somebody who says nothing of himself is refused."""
 
-        async def ask() -> bytes:
-            host, _, port = address.rpartition(":")
-            reader, writer = await asyncio.open_connection(host, int(port), ssl=self._context)
-            writer.write(b"GET {guarded}\r\n")
-            answer = await reader.readline()
-            writer.close()
-            return answer
+        async def ask() -> str:
+            made = await connect(address, timeout_s=CONNECT_S, tls=self._context)
+            try:
+                await made.ask(b"GET", b"{guarded}", timeout_s=CONNECT_S)
+            except ReplyError as error:
+                return str(error)
+            finally:
+                made.close()
+            return ""
 
-        return asyncio.run(ask()).startswith(b"-NOAUTH")
+        return asyncio.run(ask()).startswith("NOAUTH")
 
     def _is_let_in(self, address: str) -> bool:
-        async def ask() -> bytes:
-            reader, writer = await self.connect(address)
-            writer.write(b"SET {guarded} 1\r\n")
-            answer = await reader.readline()
-            writer.close()
-            return answer
+        async def ask() -> bool:
+            made = await self.connect(address)
+            try:
+                return bool(await made.ask(b"SET", b"{guarded}", b"1", timeout_s=CONNECT_S) == b"OK")
+            finally:
+                made.close()
 
         try:
-            return asyncio.run(ask()) == b"+OK\r\n"
-        except (OSError, RuntimeError):
+            return asyncio.run(ask())
+        except (OSError, RuntimeError, ReplyError):
             return False
 
     def _cpu_s(self) -> float:

@@ -44,6 +44,17 @@ def run_line(line: Line, address: str, requests: int) -> Figure:
     return Figure(float(row["rps"]), float(row["p50_latency_ms"]), float(row["p99_latency_ms"]))
 
 
+def run_for(line: Line, address: str, seconds: float) -> Figure:
+    """Run redis-benchmark for about `seconds`. Raises RuntimeError with what it said."""
+    return run_line(line, address, requests_for(line, address, seconds))
+
+
+def requests_for(line: Line, address: str, seconds: float) -> int:
+    """Return how many requests take about `seconds`, as a short run tells."""
+    least = max(2_000, 20 * line.connections * line.pipeline)
+    return max(least, int(run_line(line, address, least).per_s * seconds))
+
+
 def _what(line: Line) -> list[str]:
     prefix = f"{{{line.tag}}}:" if line.tag else line.prefix
     if not prefix:

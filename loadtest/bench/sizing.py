@@ -29,7 +29,7 @@ from kvstore.devcluster.zookeeper import four_letters
 from kvstore.errors import Unavailable
 from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
-from loadtest.bench.redis_lines import Line, run_line
+from loadtest.bench.redis_lines import Line, run_for
 from loadtest.bytes_per_key import Puts, metrics_of, put_all
 
 OFFSETS = range(21_300, 22_000, 100)
@@ -128,8 +128,7 @@ def latencies(file: ClusterFile, puts: Puts, seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for command in ("set", "get"):
         line, door = Line(command, 50, prefix="key:", keys=puts.keys), file.nodes[0].resp
-        requests = max(5_000, int(run_line(line, door, 5_000).per_s * seconds))
-        figure = run_line(line, door, requests)
+        figure = run_for(line, door, seconds)
         found |= {f"{command}_p50_ms": figure.p50_ms, f"{command}_p99_ms": figure.p99_ms}
     return found
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,10 +23,12 @@ from kvstore.cli.output import as_table
 from kvstore.config import Setting
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
+from kvstore.loadtest.generator.doors import Stopwatch
 from kvstore.loadtest.generator.options import path_word
+from kvstore.loadtest.generator.resp_wire import RespConnection
 from kvstore.types import Quorum
 from loadtest.bench import peers
-from loadtest.bench.redis_lines import Line, run_line
+from loadtest.bench.redis_lines import Line, run_for
 
 OFFSETS = range(44_000, 48_000, 100)
 LONE_SETS = 200
@@ -57,42 +58,23 @@ def measure(quorum: Quorum, nodes: int, seconds: float) -> dict[str, Any]:
 
 
 def _rate(line: Line, door: str, seconds: float) -> int:
-    probe = max(2_000, 20 * line.connections * line.pipeline)
-    return round(run_line(line, door, max(probe, int(run_line(line, door, probe).per_s * seconds))).per_s)
-
-
-class Door:
-    """A connection to one node's Redis door."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=SHOWN_S_MAX)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def ask(self, line: str) -> bytes:
-        """The answer to one command: short enough to come in one piece."""
-        self._socket.sendall(line.encode() + b"\r\n")
-        return self._socket.recv(4096)
-
-    def close(self) -> None:
-        self._socket.close()
+    return round(run_for(line, door, seconds).per_s)
 
 
 def _lone(file: ClusterFile) -> dict[str, float]:
     """Milliseconds of lone SETs until they are answered, and until every other node shows them."""
-    doors = [Door(node.resp) for node in file.nodes]
+    doors = [
+        RespConnection(node.resp, Stopwatch(), connect_s=SHOWN_S_MAX, patience_s=SHOWN_S_MAX) for node in file.nodes
+    ]
     for door in doors[1:]:
-        door.ask("READONLY")
+        door.ask(b"READONLY")
     took: list[float] = []
     shown: list[float] = []
     for number in range(LONE_SETS):
         began = time.perf_counter()
-        answer = doors[0].ask(f"SET lone {number}")
+        doors[0].ask(b"SET", b"lone", b"%d" % number)
         took.append(1000 * (time.perf_counter() - began))
-        if answer != b"+OK\r\n":
-            raise RuntimeError(f"want +OK to a SET, got {answer!r}")
-        wanted = b"$%d\r\n%d\r\n" % (len(str(number)), number)
-        shown += (1000 * each for each in _until_shown(doors[1:], wanted, began))
+        shown += (1000 * each for each in _until_shown(doors[1:], b"%d" % number, began))
     for door in doors:
         door.close()
     return {
@@ -103,12 +85,12 @@ def _lone(file: ClusterFile) -> dict[str, float]:
     }
 
 
-def _until_shown(doors: Sequence[Door], wanted: bytes, began: float) -> Iterator[float]:
-    """Seconds since `began`, for each door, when a GET gives the answer `wanted`."""
+def _until_shown(doors: Sequence[RespConnection], wanted: bytes, began: float) -> Iterator[float]:
+    """Seconds since `began`, for each door, when a GET gives the value `wanted`."""
     waiting = list(doors)
     while waiting:
         for door in list(waiting):
-            is_shown, passed = door.ask("GET lone") == wanted, time.perf_counter() - began
+            is_shown, passed = door.ask(b"GET", b"lone") == wanted, time.perf_counter() - began
             if is_shown:
                 waiting.remove(door)
                 yield passed

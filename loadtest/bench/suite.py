@@ -28,7 +28,6 @@ from typing import Any
 
 import uvloop
 
-from kvstore.cli.loads import Load, run_load
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile
@@ -36,9 +35,10 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.env.interpreter import interpreter
 from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
+from kvstore.loadtest.loads import Load, run_load
 from kvstore.ring.hashing import token_of
 from loadtest.bench import etcd_load, peers
-from loadtest.bench.redis_lines import Figure, Line, run_line
+from loadtest.bench.redis_lines import Figure, Line, requests_for, run_for, run_line
 from loadtest.bench.unary import calls_per_second
 from loadtest.floor_member import PROCESSES
 
@@ -192,13 +192,7 @@ def _unary_calls(address: str, method: str, tag: str, seconds: float) -> float:
 def _redis(subject: Subject, line: Line, seconds: float) -> Figure:
     """One run of about `seconds`: a short one tells how many requests that takes."""
     line = line._replace(tag=subject.tag if line.tag else "")
-    return run_line(line, subject.asked, _requests(line, subject.asked, seconds))
-
-
-def _requests(line: Line, address: str, seconds: float) -> int:
-    requests = max(2_000, 20 * line.connections * line.pipeline)
-    probe = run_line(line, address, requests)
-    return max(requests, int(probe.per_s * seconds))
+    return run_for(line, subject.asked, seconds)
 
 
 def _async_client(subject: Subject, load: Load, measured: Measured) -> float:
@@ -239,7 +233,7 @@ def _in_turn(name: str, line: Line, asked: dict[str, tuple[str, str]], runs: int
     """One line at the store and at the floors by turns: what else the machine does strikes all alike."""
     lines = {who: (line._replace(tag=tag if line.tag else ""), address) for who, (address, tag) in asked.items()}
     (store, at), *_ = lines.values()
-    requests = _requests(store, at, seconds)
+    requests = requests_for(store, at, seconds)
     figures: dict[str, list[float]] = {who: [] for who in asked}
     turns = list(asked)
     for _ in range(runs):

@@ -6,14 +6,13 @@ what gRPC itself costs.
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 from typing import Any
 
 import grpc
 import uvloop
 
+from kvstore.loadtest.loads import Generator, Load
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import channel_options, server_options
 
@@ -25,27 +24,25 @@ async def calls_per_second(
     address: str, method: str, tag: str, *, in_flight: int, seconds: float, warmup_s: float = 0.5
 ) -> float:
     """Get or Put calls per second on keys that the asked node leads."""
+    load = Load(
+        seconds=seconds,
+        warmup_s=warmup_s,
+        in_flight=in_flight,
+        mix=((method.lower(), 1),),
+        keys=KEYS,
+        prefix=b"{%b}:" % tag.encode(),
+    )
     async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
         stub = kv_pb2_grpc.KVStub(channel)
-        keys = [b"{%b}:%d" % (tag.encode(), number) for number in range(KEYS)]
-        for key in keys[:in_flight]:
+
+        async def put(key: bytes) -> None:
             await stub.Put(kv_pb2.PutRequest(key=key, value=VALUE), timeout=5)
-        begin = time.perf_counter()
-        counted = 0
 
-        async def caller(place: int) -> None:
-            nonlocal counted
-            number = place
-            while (now := time.perf_counter() - begin) < warmup_s + seconds:
-                number = (number + in_flight) % KEYS
-                if method == "Put":
-                    await stub.Put(kv_pb2.PutRequest(key=keys[number], value=VALUE), timeout=5)
-                else:
-                    await stub.Get(kv_pb2.GetRequest(key=keys[number]), timeout=5)
-                counted += now >= warmup_s
+        async def get(key: bytes) -> None:
+            await stub.Get(kv_pb2.GetRequest(key=key), timeout=5)
 
-        await asyncio.gather(*(caller(place) for place in range(in_flight)))
-    return counted / seconds
+        await put(load.prefix)
+        return (await Generator(load, {"put": put, "get": get}).run()).rate
 
 
 class Empty(kv_pb2_grpc.KVServicer):

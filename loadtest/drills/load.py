@@ -10,12 +10,11 @@ import asyncio
 import itertools
 import time
 from bisect import bisect_left
-from collections import Counter
 from random import Random
 
 from kvstore.client import AsyncClient
-from kvstore.errors import ConditionFailed, OutcomeUnknown, Refused, StoreError
-from tests.sim.judges.history import History, Kind, Pending
+from kvstore.errors import StoreError
+from loadtest.drills.registers import Outcome, Registers, differing
 
 REGISTERS = 3
 """Shared keys of each partition."""
@@ -26,7 +25,6 @@ WRITERS = 3
 REST_S = 0.02
 """Between two operations of a caller of a register."""
 WRITER_REST_S = 0.004
-VERIFY_AT_ONCE = 2_000
 
 
 class Load:
@@ -35,12 +33,12 @@ class Load:
     def __init__(self, client: AsyncClient, seed: int = 1, *, rests: float = 1.0) -> None:
         """`rests`: how many times as long as usual a caller rests."""
         self.client, self._rests = client, rests
-        self.history = History(time.perf_counter)
+        self._registers = Registers(client)
+        self.history, self.errors = self._registers.history, self._registers.errors
         self.acknowledged: dict[str, list[float]] = {}
         """Partition → when it acknowledged a write, in order."""
         self.read: dict[str, list[float]] = {}
         """Partition → when it answered a linearizable read, in order."""
-        self.errors: Counter[str] = Counter()
         self._random = Random(seed)
         self._run = b"%x" % time.time_ns()
         """In every key: what an earlier load on the same cluster left must not be taken for this one's."""
@@ -59,7 +57,7 @@ class Load:
     def start(self) -> None:
         for partition, tag in sorted(self._tags.items()):
             self.acknowledged[partition], self.read[partition] = [], []
-            for key, caller in itertools.product(self._registers(tag), range(CALLERS)):
+            for key, caller in itertools.product(self._register_keys(tag), range(CALLERS)):
                 work = self._call_register(partition, key, f"{key.decode()}/{caller}")
                 self._tasks.append(asyncio.create_task(work))
             for writer in range(WRITERS):
@@ -70,23 +68,18 @@ class Load:
         self._stopping = True
         await asyncio.gather(*self._tasks)
         for key in self.register_keys():
-            await self._get(key, f"last/{next(self._incarnations)}")
+            await self._registers.get(key, f"last/{next(self._incarnations)}")
         self.history.close()
 
     async def verify(self) -> list[bytes]:
         """Acknowledged unique keys that are not there, or not as they were written."""
-        missing = []
-        for start in range(0, len(self._written), VERIFY_AT_ONCE):
-            keys = self._written[start : start + VERIFY_AT_ONCE]
-            found = await self.client.get_many(keys, timeout_s=20)
-            missing += [key for key in keys if key not in found or found[key].value != key]
-        return missing
+        return await differing(self.client, {key: key for key in self._written})
 
     def register_keys(self) -> list[bytes]:
         """The shared keys of all partitions."""
-        return [key for _, tag in sorted(self._tags.items()) for key in self._registers(tag)]
+        return [key for _, tag in sorted(self._tags.items()) for key in self._register_keys(tag)]
 
-    def _registers(self, tag: bytes) -> list[bytes]:
+    def _register_keys(self, tag: bytes) -> list[bytes]:
         return [b"{%b}register-%b-%d" % (tag, self._run, number) for number in range(REGISTERS)]
 
     @property
@@ -124,7 +117,7 @@ class Load:
             try:
                 await self.client.put(key, key)
             except StoreError as error:
-                self.errors[type(error).__name__] += 1
+                self._registers.failed(error)
             else:
                 self._written.append(key)
                 self.acknowledged[partition].append(time.perf_counter())
@@ -133,66 +126,19 @@ class Load:
     async def _call_register(self, partition: str, key: bytes, name: str) -> None:
         process = name
         while not self._stopping:
-            choice = self._random.random()
+            choice, value = self._random.random(), b"%d" % next(self._values)
             if choice < 0.5:
-                is_known = await self._get(key, process)
+                times, work = self.read[partition], self._registers.get(key, process)
             elif choice < 0.8:
-                is_known = await self._put(key, process, partition)
+                times, work = self.acknowledged[partition], self._registers.put(key, process, value)
             else:
-                is_known = await self._compare_and_set(key, process, partition)
-            if not is_known:
+                times, work = self.acknowledged[partition], self._registers.compare_and_set(key, process, value)
+            outcome = await work
+            if outcome is Outcome.DONE:
+                times.append(time.perf_counter())
+            elif outcome is Outcome.UNKNOWN:
                 process = f"{name}#{next(self._incarnations)}"
             await asyncio.sleep(REST_S * self._rests * self._random.random() * 2)
-
-    async def _get(self, key: bytes, process: str) -> bool:
-        pending = self.history.begin(process, Kind.GET, key)
-        try:
-            item = await self.client.get(key)
-        except StoreError as error:
-            return self._failed(pending, error)
-        pending.ok(item.value if item else None, version=item.version if item else None)
-        self.read[self.client.cluster.partition_of(key)].append(time.perf_counter())
-        return True
-
-    async def _put(self, key: bytes, process: str, partition: str) -> bool:
-        value = b"%d" % next(self._values)
-        pending = self.history.begin(process, Kind.PUT, key, value)
-        try:
-            version = await self.client.put(key, value)
-        except StoreError as error:
-            return self._failed(pending, error)
-        self._done(pending, version, partition)
-        return True
-
-    async def _compare_and_set(self, key: bytes, process: str, partition: str) -> bool:
-        try:
-            item = await self.client.get(key)
-        except StoreError:
-            return True
-        value = b"%d" % next(self._values)
-        pending = self.history.begin(process, Kind.CAS, key, value, expected=item.value if item else None)
-        try:
-            version = await self.client.put(key, value, if_version=item.version if item else 0)
-        except ConditionFailed as error:
-            pending.fail(condition_failed=True, version=error.version or None)
-            return True
-        except StoreError as error:
-            return self._failed(pending, error)
-        self._done(pending, version, partition)
-        return True
-
-    def _done(self, pending: Pending, version: int, partition: str) -> None:
-        pending.ok(version=version)
-        self.acknowledged[partition].append(time.perf_counter())
-
-    def _failed(self, pending: Pending, error: StoreError) -> bool:
-        """True if the outcome is known."""
-        self.errors[type(error).__name__] += 1
-        if isinstance(error, OutcomeUnknown) or not isinstance(error, Refused):
-            pending.info()
-            return False
-        pending.fail()
-        return True
 
 
 def longest_gap(times: list[float], since: float, until: float) -> tuple[float, float]:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-import hiredis
-
+from kvstore.env.transport import join_address
+from kvstore.loadtest.resp import Lost, RespConnection, connect
 from tests.sim.judges.history import History, Kind, Pending
 
 CALLERS = 4
@@ -35,13 +35,16 @@ class Unknown(Exception):
     """Sent, and perhaps done."""
 
 
+def _error_of(text: str) -> Exception:
+    return Unknown(text) if text.startswith("UNKNOWN") else NotDone(text)
+
+
 class Door:
     """One connection to a node's Redis door, made again when it is needed."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
-        self._writer: asyncio.StreamWriter | None = None
-        self._reader: asyncio.StreamReader
+        self._address = join_address(*address)
+        self._connection: RespConnection | None = None
 
     async def ask(self, *commands: Sequence[bytes], timeout_s: float) -> Any:
         """The last command's reply. Raises NotDone or Unknown."""
@@ -53,45 +56,21 @@ class Door:
 
     async def ask_all(self, *commands: Sequence[bytes], timeout_s: float) -> list[Any]:
         """Every command's reply; an error that was replied is a NotDone or an Unknown among them. Raises the same."""
-        await self._connect()
-        assert self._writer is not None
+        if self._connection is None or self._connection.is_lost:
+            try:
+                self._connection = await connect(self._address, timeout_s=CONNECT_S, error_of=_error_of)
+            except (OSError, TimeoutError) as error:
+                raise NotDone(f"not connected: {error}") from error
         try:
-            async with asyncio.timeout(timeout_s):
-                self._writer.write(b"".join(hiredis.pack_command(tuple(words)) for words in commands))
-                return [await self._reply() for _ in commands]
-        except (OSError, EOFError, TimeoutError) as error:
+            return await self._connection.ask_all(commands, timeout_s=timeout_s)
+        except Lost as error:
             self.close()
             raise Unknown(f"{type(error).__name__}: {error}") from error
 
-    async def _connect(self) -> None:
-        if self._writer is not None:
-            return
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                self._reader, self._writer = await asyncio.open_connection(*self._address)
-        except (OSError, TimeoutError) as error:
-            raise NotDone(f"not connected: {error}") from error
-
-    async def _reply(self) -> Any:
-        line = (await self._reader.readuntil(b"\r\n"))[:-2]
-        kind, rest = line[:1], line[1:]
-        match kind:
-            case b"+":
-                return rest
-            case b"-":
-                return Unknown(rest.decode()) if rest.startswith(b"UNKNOWN") else NotDone(rest.decode())
-            case b":":
-                return int(rest)
-            case b"$":
-                return None if rest == b"-1" else (await self._reader.readexactly(int(rest) + 2))[:-2]
-            case b"*":
-                return None if rest == b"-1" else [await self._reply() for _ in range(int(rest))]
-        raise EOFError(f"no reply begins so: {line!r}")
-
     def close(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.transport.abort()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 class MixedLoad:

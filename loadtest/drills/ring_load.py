@@ -17,14 +17,13 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
-from enum import Enum, auto
 from random import Random
 from typing import NamedTuple
 
 from kvstore.client import AsyncClient
-from kvstore.errors import ConditionFailed, OutcomeUnknown, Refused, StoreError
+from kvstore.errors import StoreError
 from kvstore.ring import token_of
-from tests.sim.judges.history import History, Kind, Pending
+from loadtest.drills.registers import Outcome, Registers, differing
 from tests.sim.judges.linearizable import check_search
 from tests.sim.versions import Violation, check_versions
 
@@ -39,19 +38,9 @@ REST_S = 0.032
 third of its time while ranges move, so that what is measured are the moves and not the queue for a processor."""
 SCAN_REST_S = 0.5
 AIMED_TRIES = 300
-VERIFY_AT_ONCE = 2_000
 
 Span = tuple[int, int]
 """The first and the last token of a range."""
-
-
-class Outcome(Enum):
-    """Of one operation. A condition that failed is an answer: that is done, too."""
-
-    DONE = auto()
-    REFUSED = auto()
-    """Certainly not done."""
-    UNKNOWN = auto()
 
 
 class Wait(NamedTuple):
@@ -102,10 +91,10 @@ class RingLoad:
 
     def __init__(self, client: AsyncClient, statics: dict[bytes, bytes], seed: int, *, rest_s: float = REST_S) -> None:
         self.client, self.statics, self._rest_s = client, statics, rest_s
-        self.history = History(time.perf_counter)
+        self._shared = Registers(client)
+        self.history, self.errors = self._shared.history, self._shared.errors
         self.waits: list[Wait] = []
         self.steady: list[Wait] = []
-        self.errors: Counter[str] = Counter()
         self.problems: Counter[str] = Counter()
         """What must never be, and how often it was."""
         self.first_problems: list[str] = []
@@ -166,8 +155,14 @@ class RingLoad:
 
     async def verify(self) -> None:
         """Note in `problems` what can only be told at the end."""
-        await self._verify_statics()
-        await self._verify_once()
+        for key in await differing(self.client, self.statics):
+            self._wrong("lost", f"static {key!r}")
+        once = {key: key if there else None for key, there in self._once.items() if there is not None}
+        for key in await differing(self.client, once):
+            if once[key]:
+                self._wrong("lost", f"{key!r}, which was acknowledged")
+            else:
+                self._wrong("resurrected", f"{key!r}, which was deleted")
         for key, counted in sorted(self._counted.items()):
             item = await self.client.get(key, timeout_s=20)
             stored, unsure = int(item.value) if item else 0, self._unsure[key]
@@ -180,26 +175,6 @@ class RingLoad:
                 check(self.history)
             except (Violation, AssertionError) as error:
                 self._wrong("not linearizable", f"{check.__name__}: {error}")
-
-    async def _verify_statics(self) -> None:
-        names = list(self.statics)
-        for start in range(0, len(names), VERIFY_AT_ONCE):
-            some = names[start : start + VERIFY_AT_ONCE]
-            found = await self.client.get_many(some, timeout_s=20)
-            for key in some:
-                if key not in found or found[key].value != self.statics[key]:
-                    self._wrong("lost", f"static {key!r}")
-
-    async def _verify_once(self) -> None:
-        names = [key for key, there in self._once.items() if there is not None]
-        for start in range(0, len(names), VERIFY_AT_ONCE):
-            some = names[start : start + VERIFY_AT_ONCE]
-            found = await self.client.get_many(some, timeout_s=20)
-            for key in some:
-                if self._once[key] and (key not in found or found[key].value != key):
-                    self._wrong("lost", f"{key!r}, which was acknowledged")
-                elif not self._once[key] and key in found:
-                    self._wrong("resurrected", f"{key!r}, which was deleted")
 
     def _wrong(self, what: str, which: str) -> None:
         self.problems[what] += 1
@@ -235,7 +210,7 @@ class RingLoad:
         began = time.perf_counter()  # the wall clock may be set meanwhile
         outcome = await work
         seconds = time.perf_counter() - began
-        waits.append(Wait(time.time(), seconds, is_write, token_of(key), outcome is Outcome.DONE))
+        waits.append(Wait(time.time(), seconds, is_write, token_of(key), outcome.is_answer))
         return outcome
 
     async def _count(self, key: bytes) -> Outcome:
@@ -243,7 +218,7 @@ class RingLoad:
         try:
             counted.append(await self.client.increment(key))
         except StoreError as error:
-            outcome = self._failed(error)
+            outcome = self._shared.failed(error)
             self._unsure[key] += outcome is Outcome.UNKNOWN
             return outcome
         return Outcome.DONE
@@ -252,7 +227,7 @@ class RingLoad:
         try:
             item = await self.client.get(key)
         except StoreError as error:
-            return self._failed(error)
+            return self._shared.failed(error)
         if item is None:
             self._wrong("not found", f"{key!r}, which is there all the time")
         elif item.value != self.statics[key]:
@@ -279,7 +254,7 @@ class RingLoad:
         try:
             await change
         except StoreError as error:
-            outcome = self._failed(error)
+            outcome = self._shared.failed(error)
             if outcome is Outcome.REFUSED:
                 self._once[key] = before
             return outcome
@@ -288,34 +263,15 @@ class RingLoad:
 
     async def _register(self, kind: str, key: bytes, name: str) -> Outcome:
         value = b"%b-%d" % (name.encode(), next(self._names))
-        pending = self._begin(kind, key, name, value)
-        try:
-            if kind == "get":
-                item = await self.client.get(key)
-                pending.ok(None if item is None else item.value, version=None if item is None else item.version)
-            elif kind == "delete":
-                pending.ok(version=await self.client.delete(key) or None)
-            else:
-                pending.ok(version=await self.client.put(key, value, if_absent=kind == "create"))
-        except ConditionFailed as error:
-            pending.fail(condition_failed=True, version=error.version or None)
-        except StoreError as error:
-            outcome = self._failed(error)
-            if outcome is Outcome.UNKNOWN:
-                pending.info()
-            else:
-                pending.fail()
-            return outcome
-        return Outcome.DONE
-
-    def _begin(self, kind: str, key: bytes, name: str, value: bytes) -> Pending:
-        kinds = {"get": Kind.GET, "put": Kind.PUT, "delete": Kind.DEL, "create": Kind.CAS}
-        return self.history.begin(name, kinds[kind], key, value if kind in ("put", "create") else None)
-
-    def _failed(self, error: StoreError) -> Outcome:
-        self.errors[type(error).__name__] += 1
-        is_refused = isinstance(error, Refused) and not isinstance(error, OutcomeUnknown)
-        return Outcome.REFUSED if is_refused else Outcome.UNKNOWN
+        match kind:
+            case "get":
+                return await self._shared.get(key, name)
+            case "delete":
+                return await self._shared.delete(key, name)
+            case "create":
+                return await self._shared.create(key, name, value)
+            case _:
+                return await self._shared.put(key, name, value)
 
     # ── what does not move, and scans ─────────────────────────────────────────────────────────────────────────────────
 
@@ -337,7 +293,7 @@ class RingLoad:
         try:
             await self.client.put(key, value)
         except StoreError as error:
-            outcome = self._failed(error)
+            outcome = self._shared.failed(error)
             if outcome is Outcome.UNKNOWN:
                 held.setdefault(key, {None}).add(value)
             return outcome
@@ -348,7 +304,7 @@ class RingLoad:
         try:
             item = await self.client.get(key)
         except StoreError as error:
-            return self._failed(error)
+            return self._shared.failed(error)
         value = None if item is None else item.value
         if value not in held.get(key, {None}):
             self._wrong("stale", f"{key!r} is {value!r}, want one of {held.get(key)}")
@@ -360,7 +316,7 @@ class RingLoad:
             try:
                 found = [key async for key, _ in self.client.scan(prefix=self._scan_prefix, keys_only=True)]
             except StoreError as error:
-                self._failed(error)
+                self._shared.failed(error)
             else:
                 self.scans += 1
                 if len(found) != len(set(found)):

@@ -89,8 +89,7 @@ import importlib, pkgutil
 import locust
 import kvstore.loadtest
 for each in pkgutil.walk_packages(kvstore.loadtest.__path__, "kvstore.loadtest."):
-    if each.name != "kvstore.loadtest.__main__":
-        importlib.import_module(each.name)
+    importlib.import_module(each.name)
 print("done", *sorted({"tests", "loadtest", "rocksdict", "kazoo"} & {name.partition(".")[0] for name in sys.modules}))
 """
 

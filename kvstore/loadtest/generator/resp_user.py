@@ -16,10 +16,11 @@ import gevent
 from kvstore.errors import Refused, Unavailable
 from kvstore.loadtest.generator.doors import Stopwatch
 from kvstore.loadtest.generator.expectations import Expectations
-from kvstore.loadtest.generator.resp_wire import CONNECT_S, Lost, ReplyError, RespConnection, Unreachable
+from kvstore.loadtest.generator.resp_wire import CONNECT_S, RespConnection, Unreachable
 from kvstore.loadtest.generator.users import PacedUser, Session
 from kvstore.loadtest.generator.values import encode
 from kvstore.loadtest.generator.workloads import Keyspace
+from kvstore.loadtest.resp import Lost, ReplyError
 
 PATIENCE_S = 5.0
 """For one command, as the client library's timeout."""

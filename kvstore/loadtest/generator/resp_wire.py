@@ -16,25 +16,13 @@ import hiredis
 from kvstore.env.transport import split_address
 from kvstore.errors import Unavailable
 from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.resp import Lost, ReplyError, pack
 from kvstore.rpc.login import Login, login_of_environment
 
 READ_BYTES = 1 << 16
 CONNECT_S = 1.0
 LOAD_S = 30.0
 """For one answer to the records to begin with."""
-
-
-def pack(*words: bytes) -> bytes:
-    """Return one command as bytes on the wire."""
-    return bytes(hiredis.pack_command(words))  # type: ignore[arg-type]  # the stub wants exactly one word
-
-
-class ReplyError(Exception):
-    """An error reply of the server."""
-
-
-class Lost(ConnectionError):
-    """The connection broke, or the answer did not come in time: what was sent may be done."""
 
 
 class Unreachable(Exception):

@@ -22,10 +22,10 @@ from kvstore.loadtest.generator.courier import Courier
 from kvstore.loadtest.generator.doors import Contended, Deeds, Door, Way
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.pacing import Arrivals, begins
-from kvstore.loadtest.generator.resp_wire import ReplyError
 from kvstore.loadtest.generator.values import WrongValue
 from kvstore.loadtest.generator.workloads import Draws, Keyspace
 from kvstore.loadtest.report.recorder import Recorder
+from kvstore.loadtest.resp import ReplyError
 
 OVERDUE_MAX = 100_000
 """Of a user that ends: so many operations that it never began are told."""

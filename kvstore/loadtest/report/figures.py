@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.loadtest.report.goals import Goals, slow
-from kvstore.loadtest.report.recorder import FINE, Cell, Recorder, Tally, histogram
+from kvstore.loadtest.report.recorder import FINE, Cell, Recorder, Tally, histogram, percentiles
 from kvstore.loadtest.report.spoiled import spoils
 
 FORMAT = 1
@@ -165,8 +165,7 @@ def _operation(door: str, operation: str, tally: Tally, counted_s: float) -> dic
 
 def _percentiles(histogram: Any) -> dict[str, float]:
     """In milliseconds, three digits below one."""
-    found = {f"p{each:g}_ms": histogram.get_value_at_percentile(each) / 1000 for each in PERCENTILES}
-    found["max_ms"] = histogram.get_max_value() / 1000
+    found = percentiles(histogram, PERCENTILES) | {"max_ms": histogram.get_max_value() / 1000}
     return {name: round(value, 3) for name, value in found.items()}
 
 

@@ -69,6 +69,11 @@ class Tally:
     responses: Any = field(default_factory=lambda: histogram(FINE))
     services: Any = field(default_factory=lambda: histogram(FINE))
 
+    def record(self, response_s: float, service_s: float) -> None:
+        """Add one operation that succeeded."""
+        self.responses.record_value(_us(response_s))
+        self.services.record_value(_us(service_s))
+
 
 class Recorder:
     """A process's measurements. Times are seconds of the wall clock."""
@@ -109,16 +114,14 @@ class Recorder:
         length: int = 0,
         late_s: float = 0.0,
     ) -> None:
-        response_us = _us(ended - intended)
         begin = self.cell(int(intended))
         begin.due += 1
-        begin.unpack().record_value(response_us)
+        begin.unpack().record_value(_us(ended - intended))
         self.cell(int(ended)).done += 1
         if intended < self.counted_from:
             return
         tally = self.tally(door, operation)
-        tally.responses.record_value(response_us)
-        tally.services.record_value(_us(service_s))
+        tally.record(ended - intended, service_s)
         tally.bytes += length
         self.late.record_value(_us(late_s))
 
@@ -249,6 +252,11 @@ class Recorder:
                 )
                 whole.times.add(cell.responses)
         return whole
+
+
+def percentiles(times: Any, shares: Iterable[float]) -> dict[str, float]:
+    """Return percentiles of a histogram by name, in milliseconds: `p99_ms`."""
+    return {f"p{each:g}_ms": times.get_value_at_percentile(each) / 1000 for each in shares}
 
 
 def queued_or_none() -> float | None:

@@ -84,6 +84,7 @@ HTTP_NEEDS: dict[str, Check] = {
     "/ui": admin,
     "/ui/ledgers": admin,
     "/ui/live": admin,
+    "/ui/node": admin,
     "/ui/ui.css": admin,
     "/ui/ui.js": admin,
     "/healthz": nothing,

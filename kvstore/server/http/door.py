@@ -1,4 +1,4 @@
-"""The HTTP door: health, metrics and a status page; behind it the gateway, which has everything below /v1/, and the
+"""The HTTP door: health, metrics and the node's status; behind it the gateway, which has everything below /v1/, and the
 dashboard. Bounded: it has few connections, and for its own pages reads no bodies and answers from memory. A crowd on
 another door does not keep it from saying that the process is well, nor does one at the gateway: connections on which
 nothing is under way give way first, and the gateway may use but a part of them.
@@ -31,8 +31,9 @@ from kvstore.server.http.bookkeeper_pages import PROBES, BookkeeperPages, ShownB
 from kvstore.server.http.exposition import exposition
 from kvstore.server.http.metrics import Statistics, metrics_of
 from kvstore.server.http.own_names import check_name
-from kvstore.server.http.page import page_of
 from kvstore.server.ui.dashboard import Dashboard
+from kvstore.server.ui.node import node_page_of
+from kvstore.server.ui.pages import HEADERS, Pages
 
 HEADER_BYTES_MAX = 16_380
 """Of the first line, which may hold a key of which every byte is percent-encoded; and of each header."""
@@ -48,7 +49,6 @@ SHUTDOWN_S = 2.0
 CLUSTER = "/clusterz"
 HEALTH = frozenset(("/healthz", "/readyz", CLUSTER)) | PROBES
 """Pages for probes and load balancers, which have no certificate."""
-PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 RESTS, REST_MIN_S = 9, 1.0
 """How many times as long as a costly page took to make it is given out as it is, and for how long at least."""
 LAG_LOOK_S = 0.25
@@ -135,6 +135,7 @@ class HttpDoor:
         """Without one nobody is asked who he is; then only health is told, and that the node starts."""
         self.own_names: Callable[[], Collection[str]] = tuple
         """Gives the hosts by which the node is known, in lower case; addresses and localhost need not be among them."""
+        self.pages = Pages()
         self.dashboard: Dashboard | None = None
         """None while the node starts or stops, and on nodes that are no servers."""
         self.traced: Traced | None = None
@@ -148,13 +149,14 @@ class HttpDoor:
             "/healthz": self._healthz,
             "/readyz": self._readyz,
             "/metrics": self._metrics,
+            "/ui/node": self._ui_node,
+            "/ui/ui.css": self._ui_file,
+            "/ui/ui.js": self._ui_file,
         }
         self._parts_of_ui: dict[str, Callable[[Dashboard, web.BaseRequest], Awaitable[web.StreamResponse]]] = {
             "/ui": self._ui,
             "/ui/ledgers": self._ui_ledgers,
             "/ui/live": self._ui_live,
-            "/ui/ui.css": self._ui_file,
-            "/ui/ui.js": self._ui_file,
         }
         self._runner: web.ServerRunner | None = None
         self._listener: Listener | None = None
@@ -210,6 +212,8 @@ class HttpDoor:
         if is_bookkeepers:
             return await self._bookkeeper.answer(request.path)
         if part_of_ui is None or self.dashboard is None:
+            if request.path == "/ui":
+                return self._ui_node(request, status=503)
             return web.Response(text="503: no dashboard here: the node starts, or is no server\n", status=503)
         return await part_of_ui(self.dashboard, request)
 
@@ -236,8 +240,12 @@ class HttpDoor:
             return web.Response(text="400: want ?partition=ID, for example p1\n", status=400)
         return await dashboard.ledgers(partition)
 
-    async def _ui_file(self, dashboard: Dashboard, request: web.BaseRequest) -> web.Response:
-        return dashboard.file(request.path.rpartition("/")[2])
+    def _ui_file(self, request: web.BaseRequest) -> web.Response:
+        return self.pages.file(request.path.rpartition("/")[2])
+
+    def _ui_node(self, _: web.BaseRequest, *, status: int = 200) -> web.Response:
+        context = node_page_of(self._shown.status(), has_dashboard=self.dashboard is not None)
+        return self.pages.html("node.html", context, status=status)
 
     async def _ui_live(self, dashboard: Dashboard, request: web.BaseRequest) -> web.StreamResponse:
         """As long as the page is open its user is asked for again and again: rights may be taken away meanwhile."""
@@ -248,10 +256,9 @@ class HttpDoor:
         return await dashboard.live(request, may_go_on)
 
     def _status(self, request: web.BaseRequest) -> web.Response:
-        """A page for whoever says that it reads HTML, as browsers do; JSON for all others."""
+        """Redirect clients that accept HTML, as browsers do, to the dashboard. All other clients get JSON."""
         if "text/html" in request.headers.get("Accept", ""):
-            page = page_of(self._shown.status())
-            return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY})
+            return web.Response(status=303, headers={**HEADERS, "Location": "/ui"})
         body = orjson.dumps(self._shown.status(), default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
         return web.Response(body=body, content_type="application/json")
 

@@ -1,14 +1,12 @@
-"""The dashboard at the HTTP door: the page, that of a partition's ledgers, the files of both, and the stream that
-keeps an open page fresh."""
+"""The dashboard of the cluster: its page, the page of a partition's ledgers, and the stream that keeps an open page
+fresh."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from importlib import resources
 from typing import Protocol
 
-import jinja2
 import orjson
 from aiohttp import web
 
@@ -18,19 +16,9 @@ from kvstore.errors import InvalidRequest, StoreError
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
 from kvstore.server.ui.history import SAMPLE_S, History
 from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
+from kvstore.server.ui.pages import HEADERS, Pages
 from kvstore.server.ui.view import live_of, page_of
-from kvstore.server.ui.words import parts
 
-POLICY = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 LIVE_S = 2.0
 """How often an open page is told what is new."""
 READER_S = 60.0
@@ -57,21 +45,14 @@ class Ledgers(Protocol):
 class Dashboard:
     """The dashboard of one node, from `start` to `close`."""
 
-    def __init__(self, nursery: Nursery, survey: Survey, ledgers: Ledgers) -> None:
+    def __init__(self, nursery: Nursery, survey: Survey, ledgers: Ledgers, pages: Pages) -> None:
+        self._pages = pages
         self._survey, self._ledgers = survey, ledgers
         self._turn = asyncio.Lock()
         self._nursery = nursery.child("dashboard")
         self._closing = asyncio.Event()
         self._streams = 0
         self._history = History()
-        files = resources.files(__package__) / "files"
-        self._files = {name: (files / name).read_text("utf-8") for name in ("ui.css", "ui.js")}
-        pages = {name: (files / name).read_text("utf-8") for name in ("page.html", "ledgers.html", "parts.html")}
-        strict = jinja2.Environment(
-            autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.DictLoader(pages), trim_blocks=True
-        )
-        strict.filters["parts"] = parts
-        self._page, self._page_of_ledgers = strict.get_template("page.html"), strict.get_template("ledgers.html")
 
     def start(self) -> None:
         self._nursery.spawn(self._sample(), name="sample")
@@ -82,8 +63,7 @@ class Dashboard:
 
     async def page(self) -> web.Response:
         """The cluster now. Takes as long as a survey: a second where somebody does not answer."""
-        context = page_of(await self._survey.take(), self._history)
-        return web.Response(text=self._page.render(context), content_type="text/html", headers=HEADERS)
+        return self._pages.html("page.html", page_of(await self._survey.take(), self._history))
 
     async def ledgers(self, partition: str) -> web.Response:
         """The ledgers of a partition's log. One page is read at a time, however many ask: it costs a read of the
@@ -95,13 +75,7 @@ class Dashboard:
             return web.Response(text=f"404: {error}\n", status=404, headers=HEADERS)
         except StoreError as error:
             return web.Response(text=f"503: {error}\n", status=503, headers=HEADERS)
-        context = ledgers_page_of(found, partition, self._survey.own().id)
-        return web.Response(text=self._page_of_ledgers.render(context), content_type="text/html", headers=HEADERS)
-
-    def file(self, name: str) -> web.Response:
-        """Raises KeyError if there is no such file."""
-        kind = "text/css" if name.endswith(".css") else "text/javascript"
-        return web.Response(text=self._files[name], content_type=kind, charset="utf-8", headers=HEADERS)
+        return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._survey.own().id))
 
     async def live(self, request: web.BaseRequest, may_go_on: MayGoOn) -> web.StreamResponse:
         """Server-sent events until the page is closed, the node stops, or its user may not see it any more. Who asks

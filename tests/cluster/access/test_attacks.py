@@ -183,7 +183,7 @@ def test_each_admin_call_by_a_user_of_keys_is_refused_and_written_down(founded: 
 
     wanted = {f"Admin/{method.name}" for method in methods}
     cluster.wait_until(lambda: wanted <= refused(), "each refusal is written down")
-    for path in ("/", "/ui", "/ui/live"):
+    for path in ("/", "/ui", "/ui/node", "/ui/live"):
         assert get(founded, "n2", path, basic("data", PASSWORD))[0] == 403
     with (
         redis_of(founded, "n2", username="data", password=PASSWORD) as one,

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.cluster]
 ROOT_PASSWORD, READER_PASSWORD = "root-Zq7/hush@1", "reader-Xw9/hush@2"
 METADATA_PASSWORD, WRONG = "metadata-Vk3/hush@3", "wrong-Pm5/hush@4"
 """With what a URL has to escape; the last is what somebody mistypes, and as secret as what he meant."""
-ADMIN_PAGES = ("/", "/metrics", "/ui", "/ui/ledgers?partition=p1", "/ui/ui.js")
+ADMIN_PAGES = ("/", "/metrics", "/ui", "/ui/node", "/ui/ledgers?partition=p1", "/ui/ui.js")
 PAGES = (*ADMIN_PAGES, "/healthz", "/readyz", "/clusterz", "/ui/ledgers?partition=p9", "/nothing")
 COMMANDS = (
     *("status", "status --json", "ring show", "ring status", "partition list --json", "partition show p1 --json"),

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.cli.loads import Load, Outcome
 from kvstore.client import ClientConfig
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.errors import ConfigError, Unavailable
-from loadtest.bench import suite
+from kvstore.loadtest.loads import Load, Outcome
+from loadtest.bench import redis_lines, suite
 from loadtest.bench.redis_lines import Figure, Line
 
 
@@ -76,7 +76,8 @@ def test_the_store_and_the_floors_take_turns_and_ratios_are_of_one_turn(monkeypa
         asked.append((address, line.tag, requests))
         return Figure(rates[address] * len(asked), 1.0, 1.0)
 
-    monkeypatch.setattr(suite, "run_line", run_line)
+    for module in (suite, redis_lines):
+        monkeypatch.setattr(module, "run_line", run_line)
     places = {"the store": ("s:1", "t1"), "the floor": ("f:1", "t2"), "the floor with lookup": ("g:1", "t2")}
     found = list(suite._in_turn("SET", Line("set", 1, tag="tag"), places, 2, 1_000.0))
     assert asked[0] == ("s:1", "t1", 2_000), "how fast the store is"

@@ -11,7 +11,8 @@ import pytest
 
 from kvstore.errors import Unavailable
 from kvstore.loadtest.generator.doors import Stopwatch
-from kvstore.loadtest.generator.resp_wire import Lost, ReplyError, RespConnection, Unreachable, load_records
+from kvstore.loadtest.generator.resp_wire import RespConnection, Unreachable, load_records
+from kvstore.loadtest.resp import Lost, ReplyError
 
 
 @contextmanager

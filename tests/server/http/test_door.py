@@ -39,7 +39,6 @@ from kvstore.server.http.door import HttpDoor
 from kvstore.server.http.metric_table import DECLARED, METRICS, Kind, declared
 from kvstore.server.http.metrics import metrics_of
 from kvstore.server.http.own_names import check_name
-from kvstore.server.http.page import page_of
 from kvstore.server.node import Process
 from tests.waiting import PATIENCE_S
 
@@ -145,8 +144,8 @@ class AsksNobody:
 
 
 EVERY_PAGE = (
-    *("/", "/ui", "/ui/ledgers", "/ui/live", "/ui/ui.css", "/ui/ui.js", "/metrics", "/v1/cluster", "/v1/keys/k"),
-    *("/api/v1/bookie/info", "/api/v1/bookie/cluster_info"),
+    *("/", "/ui", "/ui/ledgers", "/ui/live", "/ui/node", "/ui/ui.css", "/ui/ui.js"),
+    *("/metrics", "/v1/cluster", "/v1/keys/k", "/api/v1/bookie/info", "/api/v1/bookie/cluster_info"),
 )
 
 
@@ -386,31 +385,18 @@ async def test_only_reading_is_allowed(url: str) -> None:
             assert answer.status == 200
 
 
-async def test_a_browser_gets_a_page_and_all_others_json(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = {
-        "id": "n1<script>",
-        "partitions": {"p1": {"role": "serving", "seq": 1234, "leader": "n1", "leading": {"queued": 1}}},
-        "leaders": {"p1": "n1"},
-        "bookie": {"adds": 5, "sync_s_sum": 0.25},
-        "not_ready": ["draining"],
-        "leaderless": ["p2"],
-    }
-    monkeypatch.setattr(Shown, "status", lambda _: shown)
-    _, json = await fetch(url, headers={"Accept": "*/*"})
-    assert orjson.loads(json)["id"] == "n1<script>"
-    _, page = await fetch(url, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
-    text = page.decode()
-    assert text.startswith("<!doctype html>")
-    assert "<script>" not in text, "what a node says of itself is no markup"
-    assert "not ready: draining" in text
-    assert "without a leader: p2" in text
-    assert "1,234" in text
-    for outside in ("http://", "https://", "src="):
-        assert outside not in text, "the page asks for nothing else"
+@pytest.mark.parametrize("accepted", ["application/json", "*/*", ""])
+async def test_root_page_is_json_for_programs(url: str, accepted: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(url, headers={"Accept": accepted}) as answer:
+        assert (answer.status, answer.content_type) == (200, "application/json")
+        assert orjson.loads(await answer.read())["id"] == "n1"
 
 
-def test_a_page_of_a_node_that_only_starts() -> None:
-    assert "not ready: starting" in page_of({"id": "n1", "not_ready": ["starting"]})
+async def test_root_page_redirects_browsers_to_the_dashboard(url: str) -> None:
+    accepted = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=accepted, allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["Location"]) == (303, "/ui")
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 
 
 def samples(part: str, values: dict[str, Any]) -> dict[tuple[str, ...], float]:

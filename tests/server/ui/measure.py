@@ -86,7 +86,7 @@ async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
     """Lines of figures."""
     address, nursery = f"127.0.0.1:{free_port()}", TaskNursery("measure")
     door, made = HttpDoor(Shown(), TcpTransport(), Beat()), Made(partitions)
-    door.dashboard = Dashboard(nursery, made, made)
+    door.dashboard = Dashboard(nursery, made, made, door.pages)
     door.dashboard.start()
     await door.open(address)
     url = f"http://{address}/ui"

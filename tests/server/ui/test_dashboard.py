@@ -22,6 +22,7 @@ from kvstore.server.http.door import HttpDoor
 from kvstore.server.ui import dashboard as module
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
+from kvstore.server.ui.pages import POLICY
 from tests.server.http.test_door import Shown
 from tests.server.ui.test_view import Elements, judged, loaded
 from tests.waiting import PATIENCE_S, wait_until
@@ -86,7 +87,7 @@ async def opened() -> AsyncIterator[Opened]:
     address = f"127.0.0.1:{free_port()}"
     nursery = TaskNursery("test")
     door, made = HttpDoor(Shown(), TcpTransport(), Beat()), Made()
-    door.dashboard = Dashboard(nursery, made, made)
+    door.dashboard = Dashboard(nursery, made, made, door.pages)
     door.dashboard.start()
     await door.open(address)
     yield Opened(door, made, f"http://{address}")
@@ -240,13 +241,31 @@ async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(
         assert (head.startswith(b"HTTP/1.1 200"), b"text/event-stream" in head, body) == (True, True, b"")
 
 
-async def test_a_node_that_starts_says_that_it_has_no_dashboard_yet(opened: Opened) -> None:
+async def test_dashboard_address_shows_the_node_while_there_is_no_dashboard(opened: Opened) -> None:
     held, opened.door.dashboard = opened.door.dashboard, None
     try:
         answer, text = await fetch(f"{opened.url}/ui")
-        assert (answer.status, "starts" in text) == (503, True)
+        assert (answer.status, answer.content_type) == (503, "text/html")
+        assert "this node starts or stops, or is not a server" in text
+        assert "node n1, as it reports itself" in text
+        assert (await fetch(f"{opened.url}/ui/ui.css"))[0].status == 200
+        assert [(await fetch(f"{opened.url}/ui/{page}"))[0].status for page in ("live", "ledgers")] == [503, 503]
     finally:
         opened.door.dashboard = held
+
+
+async def test_node_page_is_linked_and_has_what_a_screen_reader_needs(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "/ui/node" in [each["href"] for each in Elements((await fetch(f"{opened.url}/ui"))[1]).of("a")]
+    monkeypatch.setattr(Shown, "status", lambda _: {"id": "n1", "server": {"commands": 1}, "bookie": {"adds": 2}})
+    answer, page = await fetch(f"{opened.url}/ui/node")
+    assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, POLICY)
+    elements = Elements(page)
+    assert [len(elements.of(name)) for name in ("main", "header", "footer", "nav", "h1")] == [1] * 5
+    assert len(elements.of("caption")) == len(elements.of("table")) == 2
+    assert all(each.get("scope") in ("col", "row") for each in elements.of("th"))
+    assert elements.of("script") == []
 
 
 def ledger_rows(response: LedgersResponse) -> dict[str, list[str]]:
@@ -256,7 +275,7 @@ def ledger_rows(response: LedgersResponse) -> dict[str, list[str]]:
 
 async def test_the_ledgers_of_a_partition_have_a_page_the_newest_first(opened: Opened) -> None:
     answer, page = await fetch(f"{opened.url}/ui/ledgers?partition=p1")
-    assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, module.POLICY)
+    assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, POLICY)
     rows = ledger_rows(opened.made.logs["p1"])
     assert list(rows) == ["3", "2", "1"]
     assert rows["2"][:6] == ["CLOSED", "2,000", "4", "199", "3.0 MiB", "3, 3, 2"]

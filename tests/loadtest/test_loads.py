@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvstore.cli import loads
-from kvstore.cli.loads import Call, Generator, Load, Outcome, parse_mix
 from kvstore.cli.main import build
 from kvstore.client import AsyncClient
 from kvstore.errors import InvalidRequest, NotAuthenticated, Overloaded
+from kvstore.loadtest import loads
+from kvstore.loadtest.loads import Call, Generator, Load, Outcome, parse_mix
 from tests.client.model import ModelCluster
 from tests.client.serving import serving_in_a_thread
 from tests.sim.world.env import SimWorld
@@ -143,6 +143,48 @@ async def test_a_load_that_is_cancelled_tells_what_was_done(calls: Calls) -> Non
     assert found.is_interrupted
     assert 8 < found.operations <= sum(calls.seen.values())
     assert 0 < found.took_s < 60
+
+
+def test_stopped_open_loop_begins_no_more_and_ends_when_calls_have_ended(world: SimWorld, calls: Calls) -> None:
+    generator = Generator(Load(seconds=1e9, warmup_s=0, rate=1, in_flight=50), calls.all())
+
+    async def stopped() -> Outcome:
+        asyncio.get_running_loop().call_later(10.5, generator.stop)
+        return await generator.run()
+
+    found = world.run(stopped())
+    assert not found.is_interrupted
+    assert found.operations == sum(calls.seen.values()) == 11
+    assert found.took_s < 10.5 + 2 * loads.STOP_S
+
+
+def test_operations_are_recorded_in_the_outcome_of_when_they_begin(world: SimWorld, calls: Calls) -> None:
+    generator = Generator(Load(seconds=2, warmup_s=0, rate=100, in_flight=10), calls.all())
+    first, second = generator.outcome, Outcome(Load())
+
+    async def switched() -> Outcome:
+        asyncio.get_running_loop().call_later(0.995, setattr, generator, "outcome", second)
+        return await generator.run()
+
+    world.run(switched())
+    assert (first.operations, second.operations) == (100, 100)
+
+
+@pytest.mark.parametrize("in_flight", [1, 7])
+def test_closed_loop_does_each_number_once_and_no_more_at_a_time(world: SimWorld, in_flight: int) -> None:
+    seen: list[int] = []
+    under_way = most = 0
+
+    async def one(number: int) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        seen.append(number)
+        under_way -= 1
+
+    world.run(loads.closed_loop(iter(range(100)), in_flight, one))
+    assert (sorted(seen), most) == (list(range(100)), in_flight)
 
 
 @pytest.mark.parametrize("text", ["", "get", "get=x", "get=0", "fly=3", "get=1,,put=1"])

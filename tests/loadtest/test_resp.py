@@ -9,9 +9,6 @@ from contextlib import asynccontextmanager, suppress
 import hiredis
 import pytest
 
-from kvstore.cli import loads
-from kvstore.cli.bench_resp import RespCallers
-from kvstore.cli.loads import Load, run_calls
 from kvstore.errors import (
     InvalidRequest,
     NotAuthenticated,
@@ -24,8 +21,11 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
+from kvstore.loadtest import loads
+from kvstore.loadtest.loads import Generator, Load
+from kvstore.loadtest.resp import Lost, ReplyError, RespCallers, connect
 from kvstore.server.redis.replies import failure
-from tests.cli.test_loads import ticking
+from tests.loadtest.test_loads import ticking
 
 Answer = Callable[[list[bytes]], bytes | None]
 
@@ -84,7 +84,7 @@ async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: py
     load = Load(seconds=0.2, warmup_s=0, in_flight=3, mix=(("get", 1),))
     async with door(lambda command: b"$-1\r\n") as address:
         opened = await callers(address, load)
-        found = await run_calls(load, opened.calls())
+        found = await Generator(load, opened.calls()).run()
         opened.close()
     assert found.operations > 0
     assert not found.errors
@@ -171,3 +171,52 @@ async def test_an_address_is_judged_before_it_is_used() -> None:
         pass
     with pytest.raises(Unavailable, match=address):
         await callers(address, Load(in_flight=1))
+
+
+async def test_commands_of_one_turn_leave_together_and_are_answered_in_order() -> None:
+    seen: list[list[bytes]] = []
+
+    def count(command: list[bytes]) -> bytes:
+        seen.append(command)
+        return b":%d\r\n" % len(seen)
+
+    async with door(count) as address:
+        connection = await connect(address, timeout_s=30)
+        answers = [connection.call(b"INCR", b"n%d" % number) for number in range(100)]
+        assert await asyncio.gather(*answers) == list(range(1, 101))
+        connection.close()
+    assert [command[1] for command in seen] == [b"n%d" % number for number in range(100)]
+
+
+async def test_error_replies_are_raised_by_ask_and_listed_by_ask_all() -> None:
+    replies = {b"GET": b"$-1\r\n", b"BAD": b"-ERR no\r\n", b"EXEC": b"*2\r\n+OK\r\n-ERR half\r\n"}
+    async with door(lambda command: replies[command[0]]) as address:
+        connection = await connect(address, timeout_s=30)
+        with pytest.raises(ReplyError, match="ERR no"):
+            await connection.ask(b"BAD", timeout_s=30)
+        nothing, refused, half = await connection.ask_all([(b"GET", b"k"), (b"BAD",), (b"EXEC",)], timeout_s=30)
+        assert (nothing, str(refused), half[0], str(half[1])) == (None, "ERR no", b"OK", "ERR half")
+        assert [type(each) for each in (refused, half[1])] == [ReplyError, ReplyError]
+        connection.close()
+
+
+async def test_commands_without_a_reply_raise_lost_when_their_time_is_over() -> None:
+    async with door(lambda command: b"") as address:
+        connection = await connect(address, timeout_s=30)
+        waiting = connection.call(b"SET", b"j", b"v")
+        with pytest.raises(Lost):
+            await connection.ask(b"SET", b"k", b"v", timeout_s=0.05)
+        assert connection.is_lost
+        for later in (waiting, connection.call(b"GET", b"k")):
+            with pytest.raises(Lost):
+                await later
+
+
+async def test_reply_to_a_cancelled_caller_does_not_shift_later_replies() -> None:
+    counted = iter(range(1, 10))
+    async with door(lambda command: b":%d\r\n" % next(counted)) as address:
+        connection = await connect(address, timeout_s=30)
+        first, second = connection.call(b"INCR", b"n"), connection.call(b"INCR", b"n")
+        first.cancel()
+        assert await second == 2
+        connection.close()

@@ -1,0 +1,238 @@
+"""The load core under asyncio: callers, what they draw, and how long each operation took.
+
+Closed loop: `in_flight` callers, each with one operation at a time. Open loop: operations begin at a rate, however long
+others take, and each is measured from when it *should* have begun: waiting for a free caller is latency too. Service
+times are measured from when the operation did begin.
+
+`kvstore bench`, the benchmarks, the budgets and the writers beside a drill use this module. Locust's users have their
+own scheduler, gevent's; they record in the same tallies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from kvstore.client import AsyncClient, Level
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.loadtest.report.recorder import Tally, percentiles
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+SERVICE_PERCENTILES = (50.0, 99.0)
+OPERATIONS = ("get", "put", "increment", "delete")
+STOP_S = 0.5
+"""How often a caller whose operation is due later checks whether the load was stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A load: its operations, their number and its length."""
+
+    seconds: float = 10.0
+    warmup_s: float = 1.0
+    """Its operations are not counted."""
+    in_flight: int = 64
+    rate: float = 0.0
+    """Operations per second; 0: closed loop."""
+    mix: tuple[tuple[str, int], ...] = (("get", 50), ("put", 50))
+    """Operations and their weights."""
+    keys: int = 100_000
+    value_bytes: int = 100
+    prefix: bytes = b"bench-"
+    """What keys begin with; twelve digits follow. A `{tag}` in it brings all of them to one partition."""
+    level: Level = Level.LINEARIZABLE
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "warmup_s", "rate"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise InvalidRequest(f"{name.removesuffix('_s')}: want a number, got {value}")
+
+
+def parse_mix(text: str) -> tuple[tuple[str, int], ...]:
+    """`get=95,put=5`. Raises InvalidRequest."""
+    found = []
+    for part in text.split(","):
+        name, _, weight = part.strip().partition("=")
+        if name not in OPERATIONS or not weight.isdecimal() or not int(weight):
+            raise InvalidRequest(f"want a mix like get=95,put=5 of {', '.join(OPERATIONS)}, got {text!r}")
+        found.append((name, int(weight)))
+    return tuple(found)
+
+
+@dataclass
+class Outcome:
+    """The result of a load."""
+
+    load: Load
+    took_s: float = 0.0
+    is_interrupted: bool = False
+    """It was told to end before its time; what was done until then is counted."""
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    """Operation → its times."""
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def operations(self) -> int:
+        return sum(tally.responses.get_total_count() for tally in self.tallies.values())
+
+    @property
+    def rate(self) -> float:
+        """Operations that succeeded, per second."""
+        return self.operations / self.took_s if self.took_s else 0.0
+
+    def record(self, name: str, response_s: float, service_s: float) -> None:
+        tally = self.tallies.get(name)
+        if tally is None:
+            tally = self.tallies[name] = Tally()
+        tally.record(response_s, service_s)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each kind of operation; times in milliseconds."""
+        return [
+            {
+                "operation": name,
+                "count": (count := tally.responses.get_total_count()),
+                "per_s": round(count / self.took_s) if self.took_s else 0,
+                **percentiles(tally.responses, PERCENTILES),
+                "max_ms": tally.responses.get_max_value() / 1000,
+                **{f"service_{each}": ms for each, ms in percentiles(tally.services, SERVICE_PERCENTILES).items()},
+            }
+            for name, tally in sorted(self.tallies.items())
+        ]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "operations": self.operations,
+            "per_s": round(self.rate),
+            "seconds": round(self.took_s, 3),
+            "interrupted": self.is_interrupted,
+            "errors": dict(self.errors),
+            "latencies": self.rows(),
+        }
+
+
+Call = Callable[[bytes], Awaitable[object]]
+"""One operation on a key."""
+
+
+def calls_of(client: AsyncClient, load: Load) -> dict[str, Call]:
+    """Each operation of a mix as a call on a key."""
+    value = value_of(load)
+
+    async def get(key: bytes) -> object:
+        return await client.get(key, level=load.level)
+
+    async def put(key: bytes) -> object:
+        return await client.put(key, value)
+
+    async def increment(key: bytes) -> object:
+        return await client.increment(b"n-" + key)
+
+    async def delete(key: bytes) -> object:
+        return await client.delete(key)
+
+    return {"get": get, "put": put, "increment": increment, "delete": delete}
+
+
+async def run_load(client: AsyncClient, load: Load) -> Outcome:
+    """Run a load with a client to its end, or until the task is cancelled."""
+    return await Generator(load, calls_of(client, load)).run()
+
+
+def value_of(load: Load) -> bytes:
+    """Return the value that all writes of the load have."""
+    return Random(load.seed).randbytes(load.value_bytes)
+
+
+async def closed_loop(numbers: Iterator[int], in_flight: int, one: Callable[[int], Awaitable[object]]) -> None:
+    """Do `one` with each number, `in_flight` at a time. Raises the first error of `one`."""
+
+    async def caller() -> None:
+        for number in numbers:
+            await one(number)
+
+    await asyncio.gather(*(caller() for _ in range(in_flight)))
+
+
+class Generator:
+    """Generates a load on calls: chooses operations and keys, keeps to the rate, and records times and errors."""
+
+    def __init__(self, load: Load, calls: dict[str, Call]) -> None:
+        self._load, self._calls = load, calls
+        self.outcome = Outcome(load)
+        """The outcome in which operations that begin from now on are recorded."""
+        self._pick = _picker(load)
+        self._begin = self._counted_from = self._end = 0.0
+
+    async def run(self) -> Outcome:
+        """Run the load to its end, or until the task is cancelled: the outcome says so."""
+        load = self._load
+        self._begin = time.perf_counter()
+        self._counted_from = self._begin + load.warmup_s
+        self._end = self._counted_from + load.seconds
+        is_before_end = self._is_due_before_end if load.rate else self._is_before_end
+        numbers = itertools.takewhile(is_before_end, itertools.count())
+        try:
+            await closed_loop(numbers, load.in_flight, self._when_due if load.rate else self._now)
+        except asyncio.CancelledError:  # Ctrl-C ends the load, not what there is to tell of it
+            self.outcome.is_interrupted = True
+        self.outcome.took_s = max(0.0, time.perf_counter() - self._counted_from)
+        return self.outcome
+
+    def stop(self) -> None:
+        """Begin no more operations. `run` returns when those under way have ended."""
+        self._end = time.perf_counter()
+
+    def _is_before_end(self, _: int) -> bool:
+        return time.perf_counter() < self._end
+
+    def _is_due_before_end(self, number: int) -> bool:
+        return self._due(number) < self._end
+
+    def _due(self, number: int) -> float:
+        return self._begin + number / self._load.rate
+
+    async def _now(self, _: int) -> None:
+        await self._one(time.perf_counter())
+
+    async def _when_due(self, number: int) -> None:
+        due = self._due(number)
+        while (wait := min(due, self._end) - time.perf_counter()) > 0:  # noqa: ASYNC110 - an event would cost each operation
+            await asyncio.sleep(min(wait, STOP_S))
+        if due < self._end:
+            await self._one(due)
+
+    async def _one(self, due: float) -> None:
+        outcome, (name, key) = self.outcome, self._pick()
+        began = time.perf_counter()
+        try:
+            await self._calls[name](key)
+        except StoreError as error:
+            if due >= self._counted_from:
+                outcome.errors[type(error).__name__] += 1
+            return
+        if due >= self._counted_from:
+            now = time.perf_counter()
+            outcome.record(name, now - due, now - began)
+
+
+def _picker(load: Load) -> Callable[[], tuple[str, bytes]]:
+    """Return what draws operations and keys, repeatable by the seed."""
+    random = Random(load.seed)
+    names = [name for name, _ in load.mix]
+    weights = list(itertools.accumulate(weight for _, weight in load.mix))
+    only = names[0] if len(names) == 1 else ""
+
+    def pick() -> tuple[str, bytes]:
+        name = only or random.choices(names, cum_weights=weights)[0]
+        return name, b"%b%012d" % (load.prefix, random.randrange(load.keys))
+
+    return pick

@@ -1,0 +1,50 @@
+"""The templates and files of the dashboard, which are read once, and their HTTP responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import jinja2
+from aiohttp import web
+
+from kvstore.server.ui.words import parts
+
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+TEMPLATES = ("page.html", "ledgers.html", "node.html", "parts.html")
+
+
+class Pages:
+    """The pages of one node."""
+
+    def __init__(self) -> None:
+        folder = resources.files(__package__) / "files"
+        self._files = {name: (folder / name).read_text("utf-8") for name in ("ui.css", "ui.js")}
+        strict = jinja2.Environment(
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            loader=jinja2.DictLoader({name: (folder / name).read_text("utf-8") for name in TEMPLATES}),
+            trim_blocks=True,
+        )
+        strict.filters["parts"] = parts
+        self._templates = {name: strict.get_template(name) for name in TEMPLATES}
+
+    def html(self, name: str, context: Mapping[str, Any], *, status: int = 200) -> web.Response:
+        """Return the page that a template makes of `context`."""
+        text = self._templates[name].render(context)
+        return web.Response(text=text, status=status, content_type="text/html", headers=HEADERS)
+
+    def file(self, name: str) -> web.Response:
+        """Return `ui.css` or `ui.js`."""
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return web.Response(text=self._files[name], content_type=kind, charset="utf-8", headers=HEADERS)
