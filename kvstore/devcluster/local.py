@@ -31,7 +31,7 @@ from kvstore.devcluster.processes import has_threads, is_alive, names_place
 from kvstore.devcluster.record import Progress, Record, replace_file
 from kvstore.devcluster.secure_folder import ADMIN, SecureFolder
 from kvstore.devcluster.settings import with_settings
-from kvstore.devcluster.store_process import StoreProcess
+from kvstore.devcluster.store_process import START_TIMEOUT_S, StoreProcess
 from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_opener
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, Unavailable
@@ -51,7 +51,6 @@ from kvstore.server.cluster.rising import lasts
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.config import Keepers
 
-START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 15
 PORTS_TIMEOUT_S = 2
 PROBE_TIMEOUT_S = 20
