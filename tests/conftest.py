@@ -24,13 +24,13 @@ from tests.spark.jvm import give_up_jvm
 ROOT = Path(__file__).parent.parent
 REAL_PROCESSES = {"needs_zookeeper", "needs_etcd", "cluster", "spark", "interop"}
 SPARK_S = {
-    "tests/spark/snapshots/test_jobs.py": 280,
-    "tests/spark/test_reader.py": 260,
     "tests/spark/test_stream.py": 200,
     "tests/spark/test_executors.py": 150,
+    "tests/spark/snapshots/test_jobs.py": 110,
     "tests/spark/snapshots/test_restore.py": 90,
     "tests/upgrade/test_rolling.py": 85,
     "tests/spark/test_memory.py": 70,
+    "tests/spark/test_reader.py": 60,
     "tests/spark/test_frame_again.py": 55,
     "tests/cluster/access/test_walk.py": 50,
     "tests/spark/test_writer.py": 45,

@@ -31,10 +31,10 @@ from kvstore.devcluster.processes import has_threads, is_alive, names_place
 from kvstore.devcluster.record import Progress, Record, replace_file
 from kvstore.devcluster.secure_folder import ADMIN, SecureFolder
 from kvstore.devcluster.settings import with_settings
-from kvstore.devcluster.store_process import StoreProcess
+from kvstore.devcluster.store_process import START_TIMEOUT_S, StoreProcess
 from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_opener
 from kvstore.env.secret import make_secret, read_secret
-from kvstore.errors import ConfigError, Unavailable
+from kvstore.errors import ConfigError, MetadataUnavailable, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.address import Kind
 from kvstore.meta.connect import connect
@@ -51,7 +51,6 @@ from kvstore.server.cluster.rising import lasts
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.config import Keepers
 
-START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 15
 PORTS_TIMEOUT_S = 2
 PROBE_TIMEOUT_S = 20
@@ -256,16 +255,26 @@ class LocalCluster:
         for node in [each for each in cluster.nodes if each.pid is not None and not self._runs(each)]:
             self._progress(f"starting node {node.id}")
             self.start_node(node.id)
-        if cluster.own_zookeeper and not self._serves_or_ends(cluster):
-            self._progress(f"starting {cluster.store.kind.shown} at {cluster.zookeeper}")
-            self.start_zookeeper()
-        ring, instance = asyncio.run(_found(cluster, self._progress))
+        ring, instance = self._found_on_store(cluster)
         self._record.save(replace(self.load(), instance=instance))
         for node in self.load().nodes:
             if not self._runs(node):
                 self._progress(f"starting node {node.id}")
                 self.start_node(node.id)
         return ring
+
+    def _found_on_store(self, cluster: ClusterFile) -> tuple[Ring, str]:
+        """Return the cluster's ring and its id, from a metadata store that is started if it does not run. A store that
+        received SIGTERM may answer once more and end while it is asked: then it is started, too."""
+        while True:
+            if cluster.own_zookeeper and not self._serves_or_ends(cluster):
+                self._progress(f"starting {cluster.store.kind.shown} at {cluster.zookeeper}")
+                self.start_zookeeper()
+            try:
+                return asyncio.run(_found(cluster, self._progress))
+            except MetadataUnavailable:
+                if not cluster.own_zookeeper or self._own_store_or_none(cluster) is not None:
+                    raise
 
     def _serves_or_ends(self, cluster: ClusterFile) -> bool:
         """Return True once the cluster's own metadata store serves, False once it does not run. A store that received

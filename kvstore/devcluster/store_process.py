@@ -19,7 +19,8 @@ from kvstore.devcluster.record import replace_file
 from kvstore.errors import Unavailable
 from kvstore.places import is_same_place
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
+"""Longest wait for a process of a local cluster to serve."""
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
 _LOOKS = 5

@@ -10,6 +10,7 @@ import pytest
 
 from kvstore.__main__ import INSECURE, plain_node_run
 from kvstore.config import Setting
+from tests.commands import kvstore
 
 CONFIG, ID = Path("n1.toml"), Setting("id", "n2")
 
@@ -53,15 +54,26 @@ def test_a_node_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
     assert "none.toml" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "check"])
-def test_a_setting_of_the_command_line_that_is_none_is_refused(tmp_path: Path, command: str) -> None:
+WRONG = {
+    ("--set", "id"): "--set id: want SECTION.NAME=VALUE",
+    ("--set", "id.more=5"): "--set id.more: id is a value, not a section",
+    ("--set", "limts.waiting_max=5"): "limts: unknown",
+}
+"""Options that are no settings, and what is said of them."""
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_setting_that_is_none_is_refused_by_run(tmp_path: Path, words: tuple[str, str]) -> None:
     (tmp_path / "node.toml").write_text("id = 'n1'\n")
-    for words, says in (
-        (["--set", "id"], "--set id: want SECTION.NAME=VALUE"),
-        (["--set", "id.more=5"], "--set id.more: id is a value, not a section"),
-        (["--set", "limts.waiting_max=5"], "limts: unknown"),
-    ):
-        line = [sys.executable, "-m", "kvstore", "node", command, "--config", str(tmp_path / "node.toml"), *words]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert done.returncode == 1
-        assert says in done.stdout + done.stderr
+    line = [sys.executable, "-m", "kvstore", "node", "run", "--config", str(tmp_path / "node.toml"), *words]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert WRONG[words] in done.stderr
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_setting_that_is_none_is_refused_by_check(tmp_path: Path, words: tuple[str, str]) -> None:
+    (tmp_path / "node.toml").write_text("id = 'n1'\n")
+    done = kvstore("node", "check", "--config", str(tmp_path / "node.toml"), *words)
+    assert done.returncode == 1
+    assert WRONG[words] in done.stdout + done.stderr

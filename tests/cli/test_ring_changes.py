@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from kvstore.cli import admin, replicas, ring_changes
 from kvstore.cli.ring_views import status_text
 from kvstore.errors import OutcomeUnknown, Unavailable
 from kvstore.proto import admin_pb2
+from tests.commands import kvstore
 
 NOWHERE = (Path("nowhere"), None, None)
 Ring, RingStatus = admin_pb2.RingResponse, admin_pb2.RingStatusResponse
@@ -52,8 +51,7 @@ class Cluster:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_options_that_do_not_go_together_are_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
-    command = [sys.executable, "-m", "kvstore", "ring", *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    answer = kvstore("ring", *arguments)
     assert (answer.returncode, answer.stdout) == (2, "")
     assert words in answer.stderr.splitlines()[-1]
 

@@ -33,6 +33,7 @@ from kvstore.rpc.login import without_login
 from kvstore.types import PartitionId
 from kvstore.wal.config import Keepers
 from tests import forked
+from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
 
 OFFSETS = range(20_000, 24_000, 100)
@@ -327,6 +328,23 @@ class Cluster:
             wait_until_blocking(condition, timeout_s=timeout_s, what=what)
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.last_words()}") from None
+
+    def wait_succeeds(self, *words: str) -> Done:
+        """Return the output of a `kvstore` command on this cluster once it exits with 0. TimeoutError with its last
+        output. Health and fsck need this after a start: a bookie registers, and the auditor is elected, a moment after
+        the partitions are led."""
+        last = Done(0, "", "")
+
+        def succeeds() -> bool:
+            nonlocal last
+            last = kvstore(*words, "--data-dir", str(self.local.data_dir))
+            return last.returncode == 0
+
+        try:
+            wait_until_blocking(succeeds, timeout_s=TIMEOUT_S, what=f"kvstore {' '.join(words)} exits with 0")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{last.stdout}{last.stderr}\n{self.last_words()}") from None
+        return last
 
     def last_words(self, lines: int = 15) -> str:
         """The end of every log."""

@@ -56,8 +56,7 @@ def test_a_lost_disks_ledgers_are_whole_again_without_a_command(cluster: Cluster
     cluster.wait_until(lambda: not document(cluster, "autorecovery", "list"), "no ledger is marked")
     made = [cluster.status(node)["autorecovery"] for node in cluster.ids]
     assert sum(each["copies_made"] for each in made) > 0
-    checked = on(cluster, "fsck")
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    cluster.wait_succeeds("fsck")
     for number in range(KEYS):
         assert cluster.redis("n2").get(f"k{number}") is not None
 

@@ -99,8 +99,7 @@ def test_everything_killed_at_once_comes_back_with_everything(outside: Outside, 
             cluster.kill(node)
         cluster.start()
         wait_going_on(cluster, counters)
-    checked = kvstore("fsck", "--data-dir", str(cluster.local.data_dir))
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    cluster.wait_succeeds("fsck")
 
 
 def test_without_bookies_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

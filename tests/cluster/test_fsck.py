@@ -63,9 +63,7 @@ def test_a_cluster_that_cannot_be_read_is_no_sound_cluster(cluster: Cluster) -> 
         cluster.resume_zookeeper()
     assert answer.returncode == 3
     assert "not checked" in answer.stderr
-    wait_until_blocking(
-        lambda: fsck(cluster).returncode == 0, timeout_s=90, what="the bookies whose sessions had expired are back"
-    )
+    cluster.wait_succeeds("fsck")  # once the bookies whose sessions had expired are back
 
 
 def lacking(cluster: Cluster) -> int:

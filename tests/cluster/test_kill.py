@@ -19,6 +19,7 @@ from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 from tests.cluster.harness import Cluster, running_cluster
+from tests.cluster.pulse import Pulse
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -27,34 +28,6 @@ GAP_S_MAX = 1.5
 where processes get the processors that they want. `make drill-counts` takes the median of ten."""
 REST_S = 0.01
 """Of a counter between two increments: one that takes none has the processors that whoever takes over needs."""
-LATE_TIMES = 6
-"""A takeover is some ten steps of several processes one after the other, each late as a process here is late."""
-
-
-class Pulse(threading.Thread):
-    """Notes how late this machine wakes a process that is due each ten milliseconds."""
-
-    PERIOD_S = 0.01
-
-    def __init__(self) -> None:
-        super().__init__(name="pulse", daemon=True)
-        self._late: list[tuple[float, float]] = []
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        due = time.monotonic() + self.PERIOD_S
-        while not self._over.wait(max(0.0, due - time.monotonic())):
-            now = time.monotonic()
-            self._late.append((now, now - due))
-            due = now + self.PERIOD_S
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
-
-    def late_s(self, since: float, until: float) -> float:
-        """By how much a process was late between the two, all of it together."""
-        return sum(late for at, late in self._late if since <= at <= until)
 
 
 @pytest.fixture(scope="module")
@@ -174,23 +147,16 @@ def test_a_leader_killed_costs_its_partitions_a_moment_and_the_others_nothing(cl
     leaders = wait_led_for_good(cluster)
     victim = leaders["p1"]
     others = [node for node in cluster.ids if node != victim]
-    pulse = Pulse()
-    pulse.start()
-    with counting(cluster, "leader", *others) as counters:
+    with Pulse() as pulse, counting(cluster, "leader", *others) as counters:
         led = {partition for partition, node in leaders.items() if node == victim}
         cluster.kill(victim)
         wait_going_on(cluster, counters)
         gaps = {partition: counter.longest_gap for partition, counter in counters.items()}
-        pulse.stop()
         cluster.start_node(victim)
         cluster.wait_ready(victim)
         wait_going_on(cluster, counters)
     for partition, counter in counters.items():
-        began, ended = gaps[partition]
-        late_s = pulse.late_s(began, ended)
-        assert ended - began < GAP_S_MAX + LATE_TIMES * late_s, (
-            f"{partition}, on a machine that was {late_s:.3f} s late"
-        )
+        pulse.check(gaps[partition], GAP_S_MAX, partition)
         assert counter.refused == [], partition
         assert counter.unknown <= (1 if partition in led else 0), f"{partition}: one operation was under way"
 

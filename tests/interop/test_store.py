@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ import redis
 
 from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.creator import owner_of
-from tests.cluster.harness import Cluster, running_cluster
+from tests.cluster.harness import running_cluster
 from tests.cluster.outside import Outside
 from tests.cluster.test_kill import counting, wait_going_on
 from tests.interop.java import Programs
@@ -75,12 +73,6 @@ def bookkeeper(directory: Path, *, ours: int, theirs: int) -> Iterator[BookKeepe
         made.end()
 
 
-def clean(cluster: Cluster) -> None:
-    command = [sys.executable, "-m", "kvstore", "fsck", "--data-dir", str(cluster.local.data_dir)]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
 def test_the_store_lives_on_three_of_apaches_bookies(tmp_path: Path) -> None:
     with bookkeeper(tmp_path, ours=0, theirs=3) as outside:
         before = outside.identity()
@@ -105,7 +97,7 @@ def test_the_store_lives_on_three_of_apaches_bookies(tmp_path: Path) -> None:
                 outside.recover(left)
                 cluster.start()
                 wait_going_on(cluster, counters)
-            clean(cluster)
+            cluster.wait_succeeds("fsck")
         assert outside.identity() == before
         outside.shell("simpletest", "-e", "3", "-w", "3", "-a", "2", "-n", "100")
 
@@ -131,7 +123,7 @@ def test_the_store_lives_on_two_of_apaches_bookies_and_one_of_ours_and_mends_wha
                 outside.add_ours("b2")
                 cluster.wait_until(lambda: not outside.naming(theirs[0]), "ours has what Apache's had", WHOLE_S)
                 wait_going_on(cluster, counters)
-            clean(cluster)
+            cluster.wait_succeeds("fsck")
             outside.shell("metaformat", "-nonInteractive", "-force")
             cluster.wait_until(lambda: not cluster.leaders(), "nobody leads without metadata", WHOLE_S)
             with pytest.raises(redis.RedisError) as refused:

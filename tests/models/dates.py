@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from tests.models.search import Broken
@@ -110,7 +111,11 @@ class Model:
         self.owner = OWNER if rules.owner_counts_less else OWNER + MARGIN
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Everything that may happen next."""
+        """Everything that may happen next, in states up to the names of servers."""
+        for label, after in self._steps(state):
+            yield label, after if isinstance(after, Broken) else _ordered(after)
+
+    def _steps(self, state: State) -> Iterator[Step]:
         judged = [step for number in SERVERS for step in self._judge(state, number)]
         if state.now < state.time_max:
             yield "time", self._pass_time(state)
@@ -298,6 +303,28 @@ class Model:
         date = self._date(state, number)
         gone_on = state.record + state.now - state.recorded_at
         return max(date, gone_on if self.rules.goes_on_ahead else state.record)
+
+
+def _ordered(state: State) -> State:
+    """Return one of the states that differ only in the names of servers, the same one for all of them. Only a cut, past
+    or to come, tells the first server from the others."""
+    servers, leader, only = state.servers, state.leader, state.only
+    first = 1 if state.cut or state.cuts else 0
+    keys = [(_sortable(each), number == leader, number == only) for number, each in enumerate(servers)]
+    names = [*range(first), *sorted(range(first, len(servers)), key=keys.__getitem__)]
+    if names == [*SERVERS]:
+        return state
+    return state._replace(
+        servers=tuple([servers[number] for number in names]),
+        leader=None if leader is None else names.index(leader),
+        only=None if only is None else names.index(only),
+    )
+
+
+@cache
+def _sortable(server: Server) -> tuple[int, ...]:
+    """None comes before every number."""
+    return tuple(-(1 << 30) if each is None else each for each in server)
 
 
 def _near(date: int | None, other: int) -> bool:

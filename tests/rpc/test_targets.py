@@ -18,6 +18,7 @@ from kvstore.errors import Unavailable
 from kvstore.rpc.channels import open_aio_channel, open_channel
 from kvstore.rpc.status import from_rpc_error
 from kvstore.rpc.targets import needs_lookup, target_of
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:7401", "[::1]:7401", "no port", "unix:/tmp/x"])
@@ -52,20 +53,20 @@ def served(tmp_path: Path) -> Any:
 
 def blocking(address: str, tls: Tls | None) -> bytes:
     with open_channel(address, tls) as channel:
-        answer: bytes = channel.unary_unary("/test.Test/Echo")(b"hello", timeout=5)
+        answer: bytes = channel.unary_unary("/test.Test/Echo")(b"hello", timeout=PATIENCE_S)
         return answer
 
 
 def future(address: str, tls: Tls | None) -> bytes:
     with open_channel(address, tls) as channel:
-        answer: bytes = channel.unary_unary("/test.Test/Echo").future(b"hello", timeout=5).result()
+        answer: bytes = channel.unary_unary("/test.Test/Echo").future(b"hello", timeout=PATIENCE_S).result()
         return answer
 
 
 def on_asyncio(address: str, tls: Tls | None) -> bytes:
     async def ask() -> bytes:
         async with await open_aio_channel(address, tls) as channel:
-            answer: bytes = await channel.unary_unary("/test.Test/Echo")(b"hello", timeout=5)
+            answer: bytes = await channel.unary_unary("/test.Test/Echo")(b"hello", timeout=PATIENCE_S)
             return answer
 
     return asyncio.run(ask())
@@ -117,4 +118,4 @@ def test_closed_channel_calls_nobody(served: Any) -> None:
     channel = open_channel(f"n1.test:{served[1]}", None)
     channel.close()
     with pytest.raises(ValueError, match="closed channel"):
-        channel.unary_unary("/test.Test/Echo")(b"hello", timeout=5)
+        channel.unary_unary("/test.Test/Echo")(b"hello", timeout=PATIENCE_S)

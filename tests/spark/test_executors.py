@@ -40,6 +40,7 @@ SPECULATIVE = {
 }
 SLOW_BYTES_PER_S = 64 << 10
 """Of two tasks, each of which is met in its middle, though this process may stand still for seconds."""
+SPLIT_BYTES = 32 << 10
 ROWS = 2000
 
 
@@ -121,7 +122,7 @@ def test_an_attempt_that_wakes_up_when_a_copy_was_first_changes_nothing_in_the_s
     stopped: list[psutil.Process] = []
     try:
         with copied(spark), meanwhile(store, lambda: stop_a_task(spark, stopped)):
-            manifest = take(spark, cluster, store, bytes_per_s=SLOW_BYTES_PER_S)
+            manifest = take(spark, cluster, store, bytes_per_s=SLOW_BYTES_PER_S, split_bytes=SPLIT_BYTES)
         assert_right(cluster, store, manifest)
     finally:
         for each in stopped:
@@ -143,7 +144,7 @@ def test_a_snapshot_outlives_an_executor(
         killed[0].kill()
 
     with meanwhile(store, kill):
-        manifest = take(spark, cluster, store, bytes_per_s=4 * SLOW_BYTES_PER_S)
+        manifest = take(spark, cluster, store, bytes_per_s=4 * SLOW_BYTES_PER_S, split_bytes=SPLIT_BYTES)
     wait_until_blocking(lambda: not killed[0].is_running(), what="the end of the executor")
     assert_right(cluster, store, manifest)
 

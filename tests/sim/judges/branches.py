@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from coverage import Coverage
@@ -35,6 +36,7 @@ Arcs = dict[str, set[Arc]]
 """By file: the pairs of lines that were run one after the other."""
 
 
+@cache
 def machines() -> list[str]:
     """The files of all machines, relative to the repository."""
     found = []

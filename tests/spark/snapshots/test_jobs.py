@@ -193,7 +193,7 @@ def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_t
     cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     store.root.mkdir()
-    words = ("create", "--to", str(store.root), "--split-mib", "0.03")
+    words = ("create", "--to", str(store.root), "--split-mib", "0.12")
     with running(cluster, store.root.parent / "log", *words, master="none", first=ONE_FILE) as driver:
         wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
         kill(driver)

@@ -16,7 +16,7 @@ from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.env import Env
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import PAYLOAD_AT
-from tests.bookie.disks.index_support import (
+from tests.bookie.index.index_support import (
     CONFIG,
     LARGE,
     L,

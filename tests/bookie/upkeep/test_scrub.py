@@ -6,8 +6,8 @@ import pytest
 
 from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.disks.test_reclaim import GONE, KEPT, fill, meta, opened, payload_of
 from tests.bookie.support import Metadata, run, segments, tiny
+from tests.bookie.upkeep.test_reclaim import GONE, KEPT, fill, meta, opened, payload_of
 from tests.sim.world.env import SimWorld
 
 __all__ = ["meta"]

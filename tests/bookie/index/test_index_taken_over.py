@@ -15,7 +15,7 @@ from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.room import start_bytes
 from kvstore.bookie.journal.supply import LOOK_S
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.disks.index_support import (
+from tests.bookie.index.index_support import (
     CONFIG,
     L,
     all_whole,

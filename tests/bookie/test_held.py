@@ -20,7 +20,7 @@ from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import DigestType, EntryId, LedgerId
-from tests.bookie.disks.index_support import damaged_block, filled, index_files, payload_of
+from tests.bookie.index.index_support import damaged_block, filled, index_files, payload_of
 from tests.bookie.support import FAST, Metadata, Shelf, crash, metadata, packet, run, segments, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause

@@ -20,8 +20,8 @@ from kvstore.meta.memory import MemoryTree
 from kvstore.meta.store import SetData
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId
-from tests.bookie.disks.test_age import JOURNAL, SEVERAL, add, found_by, run_while, started
 from tests.bookie.support import crash, run
+from tests.bookie.test_age import JOURNAL, SEVERAL, add, found_by, run_while, started
 from tests.meta.drivers import FaultyStore
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.env import SimWorld

@@ -119,8 +119,8 @@ def test_one_family_that_hangs_does_not_hold_up_the_other(ticking: TickingServic
     ticking.answers[V6] = None
     begun = time.monotonic()
     for _ in range(20):
-        assert ticking.names.find("n1") == ("127.0.0.1",)
-    assert time.monotonic() - begun < names.LOOKUP_S / 2
+        assert ticking.names.find("n1", PATIENCE_S) == ("127.0.0.1",)
+    assert time.monotonic() - begun < PATIENCE_S / 2
     assert ticking.asked["n1"] == 2, "the one that hangs is waited for, not asked for again"
 
 
@@ -143,8 +143,8 @@ def test_old_answer_is_used_soon_while_a_lookup_hangs(ticking: TickingService) -
     for asked in ticking.names._names["n1"].families.values():
         asked.ended_at -= FOUND_S
     begun = time.monotonic()
-    assert ticking.names.find("n1") == ("127.0.0.1",)
-    assert time.monotonic() - begun < names.LOOKUP_S / 2
+    assert ticking.names.find("n1", PATIENCE_S) == ("127.0.0.1",)
+    assert time.monotonic() - begun < PATIENCE_S / 2
 
 
 def test_lookups_that_hang_are_bounded(ticking: TickingService) -> None:

@@ -1,0 +1,41 @@
+"""How late this machine wakes processes, so that a limit in seconds also holds on a machine that is busy."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+PERIOD_S = 0.01
+LATE_TIMES = 6
+"""A takeover takes about ten steps in several processes, and each step is as late as the pulse is."""
+
+
+class Pulse(threading.Thread):
+    """Records how late a thread wakes that is due every PERIOD_S, until the end of the `with`."""
+
+    def __init__(self) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self._late: list[tuple[float, float]] = []
+        self._over = threading.Event()
+
+    def __enter__(self) -> Pulse:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        due = time.monotonic() + PERIOD_S
+        while not self._over.wait(max(0.0, due - time.monotonic())):
+            now = time.monotonic()
+            self._late.append((now, now - due))
+            due = now + PERIOD_S
+
+    def check(self, gap: tuple[float, float], max_s: float, what: str) -> None:
+        """Raise AssertionError if the time between the two moments is longer than `max_s`, by more than this machine
+        was late in that time."""
+        began, ended = gap
+        late_s = sum(late for at, late in self._late if began <= at <= ended)
+        assert ended - began < max_s + LATE_TIMES * late_s, f"{what}, on a machine that was {late_s:.3f} s late"
