@@ -39,46 +39,53 @@ class GrpcServer:
     ) -> None:
         """Without a gate nobody is asked who he is. `interceptors` stand before it. `known`: networks whose calls give
         way only to each other."""
-        self._services = tuple(services)
-        self._connections_max, self._known = connections_max, known
-        self._front: Front | None = None
+        self._services, self._register = tuple(services), register
+        self._connections_max, self._gate, self._known = connections_max, gate, known
+        self._interceptors = interceptors
         self._carried: dict[str, str] = {}
-        self._server = grpc.aio.server(
-            options=server_options(connections_max),
-            maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX,
-            interceptors=interceptors,
-        )
-        guarded = cast("grpc.aio.Server", Guarded(self._server, gate, known, self._carried))
+        self._front: Front | None = None
+        self._server: grpc.aio.Server | None = None
         self._health = Health()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
-        for add in register:
-            add(guarded)
-        names = (*services, SERVICE, reflection.SERVICE_NAME, SERVICE_NAME)
-        older = reflection.aio.ReflectionServicer(names)
-        alpha_grpc.add_ServerReflectionServicer_to_server(older, guarded)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(older), guarded)
 
     async def start(self, address: str, tls: Tls | Certificates | None = None) -> int:
         """Listen on `host:port`; returns the port. Health says NOT_SERVING until told otherwise. With
         `Certificates` each handshake goes by the newest. Raises OSError."""
         await self.set_serving(False)
+        # Behind a front, a connection that gave way may count for a moment longer than the front counts it.
+        server = self._server = self._made(self._connections_max if tls is None else 2 * self._connections_max)
         try:
-            port = await self._bind(address, tls)
+            port = await self._bind(server, address, tls)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
         if not port:
             raise OSError(f"cannot listen on {address}")
-        await self._server.start()
+        await server.start()
         return port
 
-    async def _bind(self, address: str, tls: Tls | Certificates | None) -> int:
+    def _made(self, connections_max: int) -> grpc.aio.Server:
+        server = grpc.aio.server(
+            options=server_options(connections_max),
+            maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX,
+            interceptors=self._interceptors,
+        )
+        guarded = cast("grpc.aio.Server", Guarded(server, self._gate, self._known, self._carried))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
+        for add in self._register:
+            add(guarded)
+        names = (*self._services, SERVICE, reflection.SERVICE_NAME, SERVICE_NAME)
+        older = reflection.aio.ReflectionServicer(names)
+        alpha_grpc.add_ServerReflectionServicer_to_server(older, guarded)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(older), guarded)
+        return server
+
+    async def _bind(self, server: grpc.aio.Server, address: str, tls: Tls | Certificates | None) -> int:
         if tls is None:
-            return self._server.add_insecure_port(address)
+            return server.add_insecure_port(address)
         newest = tls if isinstance(tls, Certificates) else Certificates(tls)
         credentials = Handshakes(newest).credentials()
         behind = f"{HOST}:0"
-        with_tls = self._server.add_secure_port(behind, credentials)
-        without = self._server.add_insecure_port(behind) if newest.tls.admits_plain else None
+        with_tls = server.add_secure_port(behind, credentials)
+        without = server.add_insecure_port(behind) if newest.tls.admits_plain else None
         self._front = Front(self._connections_max, newest.note_plain, self._known, self._carried)
         return await self._front.open(address, with_tls=with_tls, without=without)
 
@@ -93,6 +100,7 @@ class GrpcServer:
         self._health.end()
         if self._front is not None:
             self._front.stop()
-        await self._server.stop(grace_s)
+        if self._server is not None:
+            await self._server.stop(grace_s)
         if self._front is not None:
             await self._front.close()
