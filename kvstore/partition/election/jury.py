@@ -137,12 +137,15 @@ class Trial:
             self._note(since, now)
             self.is_barred |= is_barred
 
-    def decide(self, verdict: Verdict, now: float, *, differs: bool) -> None:
-        """`differs`: from the log's check, itself."""
+    def decide(self, verdict: Verdict, now: float, *, differs: bool, has_met: bool) -> None:
+        """`differs`: from the log's check, itself. `has_met`: this replica has applied the log's check of the
+        difference, or a later one."""
         if verdict is Verdict.RIGHT:
             self.is_barred, self.since = False, Seq(0)
         elif verdict is Verdict.OPEN and not differs:
-            self.is_barred |= now >= self._heard_at + PATIENCE_S
+            # A replica that has not met the log's check of the difference meets it before it serves. If all that could
+            # read the log to its end were barred for it, nobody would ever meet it.
+            self.is_barred = has_met and (self.is_barred or now >= self._heard_at + PATIENCE_S)
         else:
             self.is_barred = True
 

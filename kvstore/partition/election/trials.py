@@ -151,7 +151,9 @@ class Trials:
         if verdict is Verdict.RIGHT and differs:
             self._differed = False
             self._state.acquit()
-        self.trial.decide(verdict, self._env.clock.now(), differs=differs)
+        since = self.trial.since  # another replica may have told of an earlier difference meanwhile
+        has_met = self._state.seq > since or any(each >= since for each in self._state.checks)
+        self.trial.decide(verdict, self._env.clock.now(), differs=differs, has_met=has_met)
         self._tell()
         return verdict
 

@@ -93,20 +93,37 @@ def test_one_that_differs_from_its_log_is_barred_at_once_and_one_that_hears_of_i
     mine.doubt(SINCE, 5.0)
     others.hear(SINCE, 5.0)
     assert (mine.is_barred, others.is_barred) == (True, False)
-    others.decide(Verdict.OPEN, 5.0 + PATIENCE_S / 2, differs=False)
+    others.decide(Verdict.OPEN, 5.0 + PATIENCE_S / 2, differs=False, has_met=True)
     assert not others.is_barred
-    others.decide(Verdict.OPEN, 5.0 + PATIENCE_S, differs=False)
+    others.decide(Verdict.OPEN, 5.0 + PATIENCE_S, differs=False, has_met=True)
     assert others.is_barred, "it may be the one that is damaged, and nobody can tell"
     for trial in (mine, others):
-        trial.decide(Verdict.RIGHT, 20.0, differs=trial is mine)
+        trial.decide(Verdict.RIGHT, 20.0, differs=trial is mine, has_met=True)
         trial.check()
         assert (trial.is_barred, trial.since) == (False, 0)
+
+
+# docs/protocol.md P35
+def test_replica_that_has_not_met_the_check_of_the_difference_is_not_barred_by_hearing_of_it() -> None:
+    """Both replicas that could read the log to its end were barred, so nobody ever read the check of the difference
+    (seed 30 with another order of messages): the partition had no leader until an operator came."""
+    trial = Trial()
+    trial.hear(SINCE, 5.0)
+    trial.decide(Verdict.OPEN, 100.0, differs=False, has_met=False)
+    assert not trial.is_barred
+    trial.decide(Verdict.OPEN, 100.0, differs=False, has_met=True)
+    assert trial.is_barred
+    trial.resume(SINCE, 110.0, is_barred=True)
+    trial.decide(Verdict.OPEN, 111.0, differs=False, has_met=False)
+    assert not trial.is_barred, "also if it was barred before a restart"
+    trial.decide(Verdict.OPEN, 112.0, differs=True, has_met=False)
+    assert trial.is_barred
 
 
 def test_without_a_majority_nobody_leads() -> None:
     trial = Trial()
     trial.hear(SINCE, 5.0)
-    trial.decide(Verdict.SPLIT, 5.0, differs=False)
+    trial.decide(Verdict.SPLIT, 5.0, differs=False, has_met=True)
     assert trial.is_barred
 
 
@@ -130,7 +147,7 @@ def test_a_restart_frees_nobody_and_bars_nobody() -> None:
 
 def _decide(trial: Trial, verdict: Verdict, now: float) -> None:
     if trial.since:
-        trial.decide(verdict, now, differs=False)
+        trial.decide(verdict, now, differs=False, has_met=True)
 
 
 def test_a_copy_and_its_donor_are_one_witness_until_all_have_agreed_since() -> None:
