@@ -52,7 +52,7 @@ would come in."""
 BEGUN_MAX, BEGUN_S = 4, 0.005
 """Handshakes of one port that begin within BEGUN_S. Each takes a signature: if all slots were given in one turn of the
 event loop, everything else in it would wait for as many."""
-CLOSED_MAX, CLOSED_REST_S = 2, 0.02
+CLOSED_MAX, CLOSED_REST_S = 4, 0.02
 """After closing CLOSED_MAX waiting connections for newcomers the port accepts nothing for CLOSED_REST_S, and newcomers
 wait in the kernel. Peers that reconnect as fast as they are closed would otherwise take the event loop from clients:
 with 32 in place of 2, clients had a third of the answers under attack, and newcomers came in no sooner."""
