@@ -22,7 +22,7 @@ from tests.interop.apache import expect
 from tests.interop.java import Programs
 from tests.interop.processes import JavaWriter, Processes
 from tests.interop.test_java_faults import AUTO_RECOVERY, reads, written
-from tests.interop.test_store import SETTINGS, WHOLE_S, bookkeeper, clean
+from tests.interop.test_store import SETTINGS, WHOLE_S, bookkeeper
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.interop
@@ -91,7 +91,7 @@ def test_apaches_auto_recovery_mends_what_the_store_loses(tmp_path: Path) -> Non
                 finally:
                     daemon.kill()
                     daemon.wait()
-            clean(cluster)
+            cluster.wait_succeeds("fsck")
 
 
 async def test_apaches_commands_and_our_auto_recovery_mean_the_same(tmp_path: Path) -> None:
