@@ -345,7 +345,7 @@ class LocalCluster:
             waits += [f"node {node} is not sure of its date: {doubt}" for node, (_, doubt) in found.items() if doubt]
             if not waits:
                 return
-            if any(map(lasts, waits)) or time.monotonic() > deadline:
+            if any(lasts(version) for version, _ in found.values()) or time.monotonic() > deadline:
                 self._progress(waits[0])
                 return
             time.sleep(POLL_S)

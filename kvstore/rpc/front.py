@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore.env.accepting import Accepted, Acceptor, bind
-from kvstore.env.networks import KnownNetworks, network_of
+from kvstore.env.networks import KnownNetworks, address_of
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.preludes import HANDSHAKE
 from kvstore.env.shares import Shares
@@ -84,10 +84,9 @@ class Front:
             relay.end()
         await self._nursery.close()
 
-    def take_in(self, relay: _Relay, host: str) -> bool:
+    def take_in(self, relay: _Relay, network: str) -> bool:
         """Give a new connection a slot. If there is none, one of a network with more connections is broken off. Return
         False if there is no such connection."""
-        network = network_of(host)
         if len(self._relays) >= self._max:
             gone = self._relays.displaced_by(network)
             if gone is None:
@@ -107,8 +106,9 @@ class Front:
         self._nursery.spawn(relay.connect(port), name="relay")
 
 
-def _named(host: str, port: int) -> str:
-    """Return an address as gRPC names it."""
+def _address_of(transport: Any, end: str) -> str:
+    """Return the address of one end of a connection, `peername` or `sockname`, as gRPC names addresses."""
+    host, port = (transport.get_extra_info(end) or ("?", 0))[:2]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
@@ -171,9 +171,8 @@ class _Relay(_Side):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        host, port = (transport.get_extra_info("peername") or ("?", 0))[:2]
-        self._caller = _named(host, port)
-        if not self._front.take_in(self, host):
+        self._caller = _address_of(transport, "peername")
+        if not self._front.take_in(self, address_of(self._caller)):
             self._is_over = True
             self._open()
             transport.abort()
@@ -214,8 +213,7 @@ class _Relay(_Side):
             return
         if not side.has_ended:
             self._do_no_more()
-        host, port = (side.transport.get_extra_info("sockname") or ("?", 0))[:2]
-        self._inner = _named(host, port)
+        self._inner = _address_of(side.transport, "sockname")
         self._front.carried[self._inner] = self._caller
         self.other = side
         side.transport.write(self._first)
