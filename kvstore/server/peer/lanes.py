@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvstore.partition.state.commands import Code, Op
 from kvstore.server.peer.frames import Lane
@@ -30,7 +30,7 @@ class Lanes:
         else:
             lane.others.append((number, op))
 
-    def add_puts(self, partition: PartitionId, numbers: range, ops: list[Op]) -> None:
+    def add_puts(self, partition: PartitionId, numbers: range, ops: Sequence[Op]) -> None:
         """The same for puts."""
         lane = self._lanes.get(partition) or self._new(partition)
         lane.puts += zip(numbers, ops, strict=True)

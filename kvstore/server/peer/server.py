@@ -11,7 +11,7 @@ from kvstore import versions
 from kvstore.env import Env, Stream, StreamHandler
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.election.peer_replicas import HOLD
-from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op, Record
+from kvstore.partition.state.commands import Code, Flag, Op, Record
 from kvstore.partition.state.rows import record_of
 from kvstore.ring.hashing import tokens_of
 from kvstore.server.access.certificates import common_names
@@ -300,8 +300,9 @@ class PeerConnection(PeerSink):
         if any(levels) or any(tokens):
             return False
         replica = self._owner.dispatcher.replica_here(partition, ring_version)
-        reads = None if replica is None else replica.reads
-        rows = NOT_NOW if reads is None else reads.all_now(list(keys), tokens_of(list(keys)), self._owner.now())
+        if replica is None:
+            return False
+        rows = replica.read_now(list(keys), tokens_of(list(keys)), self._owner.now(), in_turn=True)
         if not isinstance(rows, list):
             return False
         self._told.ask(partition)
@@ -331,9 +332,9 @@ class PeerConnection(PeerSink):
         if not _must_wait(self) and _are_plain_puts(ops):
             numbers, puts = zip(*ops, strict=True)
             replica = self._owner.dispatcher.replica_here(partition, ring_version)
-            if replica is not None and replica.submit_puts(list(puts), self, numbers):
+            if replica is not None and replica.serving:
                 self._in_flight += len(ops)
-                return
+                return replica.submit(puts, self, numbers)
         self._flow.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
         self._begin()
         if self._refused_partitions or self._refused_keys:

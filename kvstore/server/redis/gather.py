@@ -79,12 +79,11 @@ class Gather(Sink):
         self._submit(self.at_once)
 
     def _submit(self, count: int) -> None:
-        begun, submit = self._begun, self._connection.backend.submit
+        begun = self._begun
         some = self._several.ops[begun : begun + count]
         self._begun = begun + len(some)
         with paid(self._connection.rates()):
-            for index, op in enumerate(some, begun):
-                submit(op, self, index)
+            self._connection.backend.submit(some, self, range(begun, self._begun))
 
     def complete(self, token: int, result: Any) -> None:
         if self._are_values and isinstance(result, tuple):

@@ -39,7 +39,7 @@ def answer_gets(
         return 0
     if readable is not None and not all_begin_with(readable, keys):
         return 0
-    rows = backend.read_all_now(keys)
+    rows = backend.read_now(keys)
     if not isinstance(rows, list):
         return 0
     null = replies.NULL[session.protocol]

@@ -177,24 +177,26 @@ class Pipeline:
             self._key_hazards.writes[key] = number
             self._value_bytes += size
             self._inflight_limit.begin(1, size)
-            self._backend.submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
+            op = (_PUT, key, words[2], 0, 0, 0, None)
+            self._backend.submit((op,), sink, (number << FORMAT_BITS | _OK_FORMAT,))
             return True
         readable = self._readable
         may_read = readable is None or key.startswith(readable)
-        row = self._unguarded.read_now(key) if may_read else NOT_NOW
-        if row.__class__ is bytes:
-            value = row[VALUE_AT[row[0]] :]
-            reply = b"$%d\r\n%b\r\n" % (len(value), value)
-        elif row is None:
-            reply = replies.NULL[session.protocol]
-        else:
+        rows = self._unguarded.read_now([key]) if may_read else NOT_NOW
+        if rows is NOT_NOW:
             sink.issued = number + 1
             self._key_hazards.reads[key] = number
             sink.rereads.reads[number] = key
             self._inflight_limit.begin(1, 0)
             begin = self._unguarded.submit if may_read else self._backend.submit
-            begin((_GET, key, 0, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)
+            begin(((_GET, key, 0, 0),), sink, (number << FORMAT_BITS | _VALUE_FORMAT,))
             return True
+        row = rows[0]
+        if row is None:
+            reply = replies.NULL[session.protocol]
+        else:
+            value = row[VALUE_AT[row[0]] :]
+            reply = b"$%d\r\n%b\r\n" % (len(value), value)
         if timed is not None:
             rounds.end(timed)
             self._timed = None
@@ -225,7 +227,7 @@ class Pipeline:
         self._value_bytes += sum(map(len, values))
         ops: list[Op] = list(zip(repeat(_PUT), keys, values, repeat(0), repeat(0), repeat(0), repeat(None)))
         tokens = range(first << FORMAT_BITS | _OK_FORMAT, end << FORMAT_BITS, 1 << FORMAT_BITS)
-        self._backend.submit_puts(ops, sink, tokens)
+        self._backend.submit(ops, sink, tokens)
         return count
 
     def _begin_all(self, waiting: Iterator[Words]) -> None:
@@ -244,7 +246,7 @@ class Pipeline:
                 reads[key] = number
                 rereads[number] = key
                 begin = read if readable is None or key.startswith(readable) else submit
-                begin((_GET, key, session.level, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)
+                begin(((_GET, key, session.level, 0),), sink, (number << FORMAT_BITS | _VALUE_FORMAT,))
             elif (
                 count == 3
                 and name in SET_WORDS
@@ -258,7 +260,8 @@ class Pipeline:
                 sink.issued = number + 1
                 writes[key] = number
                 self._value_bytes += len(words[2])
-                submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
+                op = (_PUT, key, words[2], 0, 0, 0, None)
+                submit((op,), sink, (number << FORMAT_BITS | _OK_FORMAT,))
             elif not self._begin(words):
                 return self._stall(words, waiting)
             elif self.is_busy:
@@ -320,7 +323,7 @@ class Pipeline:
                 self.replies.rereads.note(found, self.replies.issued)
                 self._value_bytes += len(op[2]) if op[0] == _PUT else 0
                 number = self.replies.next_number()
-                self._backend.submit(op, self.replies, number << FORMAT_BITS | format_)
+                self._backend.submit((op,), self.replies, (number << FORMAT_BITS | format_,))
             case Several(ops, _, is_atomic):
                 if self._is_crowded(len(ops)) or self._key_hazards.block(ops, self.replies.answered):
                     return False

@@ -265,7 +265,7 @@ class ReplyQueue:
         else:
             op, format_ = ((_GET, read, self._session.level, 0), Fmt.VALUE) if isinstance(read, bytes) else read
             with paid(self.rates()):
-                self.backend.submit(op, self, number << FORMAT_BITS | format_)
+                self.backend.submit((op,), self, (number << FORMAT_BITS | format_,))
 
     def may_answer(self, found: Single) -> bool:
         """Whether there is room for the reply of an operation that cannot be done again. Raises CommandError."""

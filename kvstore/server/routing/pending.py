@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -55,7 +55,7 @@ def written_bytes(op: Op) -> int:
     return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
 
 
-def written_bytes_of_each(ops: list[Op]) -> list[int]:
+def written_bytes_of_each(ops: Sequence[Op]) -> list[int]:
     """The same of many."""
     if all(map(_PUT.__eq__, map(_code_of, ops))):
         return list(map(len, map(_value_of, ops)))

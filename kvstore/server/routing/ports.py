@@ -9,33 +9,21 @@ from kvstore.partition.state.commands import NotNow, Op, Sink
 from kvstore.types import PartitionId, ServerId
 
 
-class Reads(Protocol):
-    """Linearizable GETs that take no more than a look: kvstore.partition.leading.leader_reads.LeaderReads."""
-
-    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        """Return the row of a GET at `now`; NOT_NOW if it takes more, and has to be submitted. `token` is the key's."""
-        ...
-
-    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
-        """The same of many keys; NOT_NOW if it takes more for any of them, or reads that came before wait."""
-        ...
-
-
 class LocalReplica(Protocol):
     """A replica on this node: kvstore.partition.Partition."""
 
     @property
     def serving(self) -> bool: ...
 
-    def submit(self, op: Op, sink: Sink, token: int) -> None: ...
-
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
-        """The same for puts of one sink, in this order. False, and none is taken, unless this replica leads."""
+    def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """Carry out operations of one sink, in order, or refuse them."""
         ...
 
-    @property
-    def reads(self) -> Reads | None:
-        """The reads of its lead; None if it does not lead."""
+    def read_now(
+        self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
+    ) -> list[bytes | None] | NotNow:
+        """Return the rows that linearizable GETs find at `now`; NOT_NOW if one of them takes more than a lookup, and
+        has to be submitted. `tokens` are the tokens of the keys; with `in_turn` no GET overtakes a read that waits."""
         ...
 
     def expel(self) -> None:
@@ -50,8 +38,8 @@ class Lanes(Protocol):
         """Send an operation that is in the server's flight."""
         ...
 
-    def add_puts(self, partition: PartitionId, numbers: range, ops: list[Op]) -> None:
-        """The same for puts."""
+    def add_puts(self, partition: PartitionId, numbers: range, ops: Sequence[Op]) -> None:
+        """Send puts that are in the server's flight."""
         ...
 
 

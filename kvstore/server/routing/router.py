@@ -165,7 +165,7 @@ class Router:
         return number
 
     def follow_all(
-        self, flight: Flight, partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int]
+        self, flight: Flight, partition: PartitionId, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]
     ) -> range:
         """The same for operations of one sink, for which there is room; returns their numbers."""
         first, count = self._arrivals + 1, len(ops)
