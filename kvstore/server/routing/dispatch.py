@@ -126,7 +126,7 @@ class Dispatcher:
                 ):
                     number = router.follow(flight, target, op, sink, token)
                     if number:
-                        self._links.lanes[flight.server].add(target, number, op)
+                        self._links.by_server[flight.server].add(target, number, op)
                         continue
             self._submit_with_care(op, sink, token, ring_version, partition)
 
@@ -147,7 +147,7 @@ class Dispatcher:
                     continue
             elif flight is not None and not self._held_keys and flight.has_room(len(some)):
                 sent_as = router.follow_all(flight, target, some, sink, numbers)
-                self._links.lanes[flight.server].add_puts(target, sent_as, some)
+                self._links.by_server[flight.server].add_puts(target, sent_as, some)
                 continue
             for op, token in zip(some, numbers, strict=True):
                 self.submit((op,), sink, (token,))
@@ -275,7 +275,7 @@ class Dispatcher:
                 else:
                     local.submit((op,), sink, (token,))
             case events.Send(server, partition, number, op):
-                self._links.lanes[server].add(partition, number, op)
+                self._links.by_server[server].add(partition, number, op)
             case events.Connect(server):
                 self._links.connect(server)
             case events.Fail(sink, token, error):

@@ -31,15 +31,15 @@ class LocalReplica(Protocol):
         ...
 
 
-class Lanes(Protocol):
-    """Operations that leave for another server with the next frame: kvstore.server.peer.lanes.Lanes."""
+class Link(Protocol):
+    """A link to another server: kvstore.server.peer.link.Link."""
 
     def add(self, partition: PartitionId, number: int, op: Op) -> None:
-        """Send an operation that is in the server's flight."""
+        """Send an operation of the flight with the next frame."""
         ...
 
     def add_puts(self, partition: PartitionId, numbers: range, ops: Sequence[Op]) -> None:
-        """Send puts that are in the server's flight."""
+        """Send puts of the flight with the next frame."""
         ...
 
 
@@ -47,8 +47,8 @@ class Links(Protocol):
     """Links to other servers: kvstore.server.peer.links.PeerLinks."""
 
     @property
-    def lanes(self) -> Mapping[ServerId, Lanes]:
-        """The lanes to each server that there is a link to."""
+    def by_server(self) -> Mapping[ServerId, Link]:
+        """The link to each server that has one."""
         ...
 
     def connect(self, server: ServerId) -> None:

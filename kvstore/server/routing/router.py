@@ -126,7 +126,7 @@ class Router:
             case Refused(flight, errors):
                 self._refused(flight, errors)
             case ReadsAnswered(flight, is_look):
-                _reads_answered(self, flight, is_look=is_look)
+                self._reads_answered(flight, is_look=is_look)
             case LinkOpened(flight):
                 self.routes.open(flight)
             case LinkLost(flight, first_unsent):
@@ -240,13 +240,13 @@ class Router:
                 moved.update(keys_of(pending.op))
         if moved:
             self.redirects.expect(flight, flight.writes_on(moved))
-        _send_reads(self, flight)
+        self._send_reads(flight)
 
     def _link_lost(self, flight: Flight, first_unsent: int) -> None:
         """Send reads elsewhere, and what had not been sent; the outcome of mutations that had been sent is unknown."""
         server = flight.server
         self.routes.lost(flight)
-        _recall_reads(self, flight)
+        self._recall_reads(flight)
         for number, (partition, pending) in flight.end_all().items():
             if number >= first_unsent or pending.op[0] in READS:
                 error: StoreError = Unavailable(f"the link to {server} broke before it was asked")
@@ -279,7 +279,7 @@ class Router:
         self.ring_version = topology.ring.routed
         self.routes.note_leaders(before, topology, self._now)
         for _, flight in sorted(self.routes.flights.items()):
-            _recall_reads(self, flight)
+            self._recall_reads(flight)
         if topology.ring.routed != before.ring.routed:
             for flight, numbers in self.routes.misdirected(self.partition_of):
                 self.redirects.expect(flight, numbers)
@@ -308,7 +308,7 @@ class Router:
     def _closing(self) -> None:
         error = Unavailable("this server is stopping")
         for _, flight in sorted(self.routes.flights.items()):
-            _recall_reads(self, flight)
+            self._recall_reads(flight)
         for _, pending in self.waiting.take_all():
             self._fail(pending.sink, pending.token, error)
         self.redirects.fail_all(error)
@@ -380,6 +380,26 @@ class Router:
             if partition in self.waiting or not self._send(partition, pending):
                 self._wait(partition, pending)
 
+    def _reads_answered(self, flight: Flight, *, is_look: bool) -> None:
+        for pending in flight.reads.look(self._now) if is_look else ():
+            late = Unavailable(f"{flight.server} has answered none of its reads for a while, and it was not asked")
+            self._fail(pending.sink, pending.token, late)
+        self._send_reads(flight)
+
+    def _send_reads(self, flight: Flight) -> None:
+        """Send the reads whose turn it is."""
+        while flight.reads.count and (pending := flight.reads.next_or_none()) is not None:
+            partition = self.partition_of(pending.op[1])
+            if pending.sink.is_gone:
+                self._fail(pending.sink, pending.token, Unavailable(_GONE))
+            elif partition in self.waiting or not self._send(partition, pending, is_its_turn=True):
+                self._wait(partition, pending)
+
+    def _recall_reads(self, flight: Flight) -> None:
+        """Take back the reads that wait for their turn: they may have to go elsewhere, before later operations."""
+        for _, pending in flight.reads.take_all():
+            self._wait(self.partition_of(pending.op[1]), pending)
+
     # ── where something is kept, or how it ends ───────────────────────────────────────────────────────────────────────
 
     def _wait(self, partition: PartitionId, pending: Pending) -> None:
@@ -425,29 +445,6 @@ class Router:
         self.routes.check()
         for partition in self.routes.direct:
             assert partition not in self.waiting, "what waits would be overtaken"
-
-
-def _reads_answered(router: Router, flight: Flight, *, is_look: bool) -> None:
-    for pending in flight.reads.look(router._now) if is_look else ():
-        late = Unavailable(f"{flight.server} has answered none of its reads for a while, and it was not asked")
-        router._fail(pending.sink, pending.token, late)
-    _send_reads(router, flight)
-
-
-def _send_reads(router: Router, flight: Flight) -> None:
-    """Send the reads whose turn it is."""
-    while flight.reads.count and (pending := flight.reads.next_or_none()) is not None:
-        partition = router.partition_of(pending.op[1])
-        if pending.sink.is_gone:
-            router._fail(pending.sink, pending.token, Unavailable(_GONE))
-        elif partition in router.waiting or not router._send(partition, pending, is_its_turn=True):
-            router._wait(partition, pending)
-
-
-def _recall_reads(router: Router, flight: Flight) -> None:
-    """Take back the reads that wait for their turn: they may have to go elsewhere, before what comes later."""
-    for _, pending in flight.reads.take_all():
-        router._wait(router.partition_of(pending.op[1]), pending)
 
 
 def _may_mean_another(op: Op, ring_version: int, known: int) -> bool:

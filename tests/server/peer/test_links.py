@@ -274,7 +274,7 @@ async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_c
 
 
 def submit(link: Link, pending: Pending) -> None:
-    link.lanes.add(P1, link.flight.begin(P1, pending), pending.op)
+    link.add(P1, link.flight.begin(P1, pending), pending.op)
 
 
 def prove(link: Link) -> None:
@@ -405,7 +405,7 @@ async def test_an_operation_that_the_other_side_does_not_know_is_refused_here(
     for token, op in enumerate((commands.get(b"k"), commands.count(b""), commands.scan(b"", b"", 1))):
         number = link.flight.next_number()
         link.flight.pending[number] = P1, Pending(number, op, sink, token)
-        link.lanes.add(P1, number, op)
+        link.add(P1, number, op)
     link.flush()
     sent = [frame for frame in stream.written if isinstance(frame, Operations)]
     codes = [op[0] for lane in sent[0].lanes for _, op in (*lane.gets, *lane.others)]

@@ -379,7 +379,7 @@ async def test_a_server_that_stops_answers_what_is_under_way_and_gets_nothing_mo
 
 
 async def is_leaving(server: Server) -> bool:
-    return any(link._is_leaving for link in server.links._links.values())
+    return any(link._is_leaving for link in server.links.by_server.values())
 
 
 async def test_what_waits_at_a_server_that_hosts_the_partition_no_more_goes_back_at_once(cluster: Servers) -> None:
