@@ -17,7 +17,7 @@ from kvstore.namespaces.rates import Rates
 from kvstore.partition.leading.answers import Soon
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS
-from kvstore.ring.hashing import tokens_of
+from kvstore.ring.hashing import token_of, tokens_of
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.config import Limits
 from kvstore.server.routing import events
@@ -146,7 +146,7 @@ class Dispatcher:
                     local.submit(some, sink, numbers)
                     continue
             elif flight is not None and not self._held_keys and flight.has_room(len(some)):
-                sent_as = router.follow_all(flight, target, some, sink, numbers)
+                sent_as = router.follow_puts(flight, target, some, sink, numbers)
                 self._links.by_server[flight.server].add_puts(target, sent_as, some)
                 continue
             for op, token in zip(some, numbers, strict=True):
@@ -158,7 +158,7 @@ class Dispatcher:
         has it."""
         if self._held_keys or (self.rates is not None and any(key.startswith(self.rates.prefixes.all) for key in keys)):
             return NOT_NOW
-        router, tokens = self._router, tokens_of(keys)
+        router, tokens = self._router, tokens_of(keys) if keys[1:] else [token_of(keys[0])]
         target = router.owner_of(tokens[0])
         local = self._local.get(target)
         if local is None or target in router.routes.sent_to or target in router.waiting.lines:

@@ -23,7 +23,11 @@ class LocalReplica(Protocol):
         self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
     ) -> list[bytes | None] | NotNow:
         """Return the rows that linearizable GETs find at `now`; NOT_NOW if one of them takes more than a lookup, and
-        has to be submitted. `tokens` are the tokens of the keys; with `in_turn` no GET overtakes a read that waits."""
+        all have to be submitted.
+
+        `tokens` are the tokens of the keys. Several GETs do not overtake a read that waits for its turn; with `in_turn`
+        a lone GET does not either.
+        """
         ...
 
     def expel(self) -> None:

@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
+from operator import itemgetter
 from typing import assert_never
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
@@ -66,7 +67,7 @@ from kvstore.server.routing.events import (
     TurnPeerAway,
 )
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of, written_bytes_of_each
+from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of
 from kvstore.server.routing.redirects import WAIT_S, Redirected, Redirects
 from kvstore.server.routing.routes import Routes
 from kvstore.server.routing.waiting_lines import WaitingLines
@@ -78,6 +79,7 @@ _ARRIVED = 1 << 60
 """Operations that have only arrived get places above this one, those that were turned away here places below it: they
 were here before."""
 
+_value_of = itemgetter(2)
 _GONE = "who asked for it is gone"
 _LINEARIZABLE, _SESSION = int(Level.LINEARIZABLE), int(Level.SESSION)
 FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
@@ -164,14 +166,14 @@ class Router:
             self.forwarded += 1
         return number
 
-    def follow_all(
+    def follow_puts(
         self, flight: Flight, partition: PartitionId, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]
     ) -> range:
-        """The same for operations of one sink, for which there is room; returns their numbers."""
+        """Let puts of one sink follow, for which there is room; returns their numbers."""
         first, count = self._arrivals + 1, len(ops)
         self._arrivals += count
         self.forwarded += count
-        orders, sizes = range(first, first + count), written_bytes_of_each(ops)
+        orders, sizes = range(first, first + count), map(len, map(_value_of, ops))
         return flight.begin_all(partition, list(map(Pending, orders, ops, repeat(sink), tokens, sizes)))
 
     # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
