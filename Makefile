@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo proto reference lock lowest pythons audit format interop redis-clients
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons audit format interop redis-clients
 
 BIN := .venv/bin
 # A node is 400 modules, and the tests start hundreds of nodes: without compiled files each takes 0.6 s more.
@@ -29,7 +29,7 @@ check: static ## before each commit: static, house rules and fast tests
 test: static ## everything; what CI runs
 	@$(BIN)/pytest -n 3
 
-sim: setup ## replay one simulated run: make sim SEED=4711
+sim: setup ## replay one simulated run: make sim SEED=4711; with TRACE=1 it prints every event
 	@$(BIN)/python -m tests.sim.run $(SEED)
 
 sims: setup ## thousands of simulated runs, and what struck them: make sims SEEDS=5000 FIRST=0
@@ -76,13 +76,14 @@ loadtest: setup ## two minutes of load with Locust, and a report in reports/load
 snapshot-demo: setup ## a million keys, snapshots while others write, a restore into another cluster
 	@$(BIN)/python -m loadtest.snapshot_demo
 
+generate: setup ## write the blocking client again from the asyncio client
+	@$(BIN)/python scripts/blocking_client.py
+
 proto: setup ## regenerate the protobuf modules
 	@scripts/proto.sh
 
-reference: setup ## write docs/configuration.md, docs/commands.md and docs/rules.md again from the code
-	@PYTHONPATH=. $(BIN)/python scripts/configuration.py
-	@PYTHONPATH=. $(BIN)/python scripts/commands.py
-	@PYTHONPATH=. $(BIN)/python scripts/rules.py
+reference: setup ## write the generated pages of docs/ again from the code
+	@PYTHONPATH=. $(BIN)/python scripts/reference.py
 
 lock: ## resolve the dependencies anew
 	@scripts/lock.sh

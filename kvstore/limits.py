@@ -1,7 +1,8 @@
 """The largest key, value and batch, and the length of a client's id: the same for clients, servers and partitions.
 
-Each door checks them (server/redis/pipeline.py and commands.py, server/grpc/decode.py, server/peer/frames.py), clients
-do before they send (client/core/operations.py), and the leader at last (partition/leading/evaluate.py).
+Each endpoint checks them (server/redis/plans.py and pipeline/fast_path.py, server/grpc/decode.py,
+server/peer/frames.py), clients do before they send (client/core/operations.py), and the leader at last
+(partition/leading/evaluate.py).
 """
 
 KEY_BYTES_MAX = 4096

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvstore.cli.output import as_table
-from kvstore_loadtest.run import run_locust
+from kvstore.loadtest.run import run_locust
 from loadtest.bench import peers, processors, redis_lines
 from tests.cluster.harness import running_cluster
 

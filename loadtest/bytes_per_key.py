@@ -28,7 +28,7 @@ from urllib.request import urlopen
 from kvstore.cli.output import as_table
 from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.devcluster.local import LocalCluster
-from kvstore_loadtest.generator.options import path_word
+from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
 
 OFFSETS = range(38_000, 42_000, 100)

@@ -33,7 +33,7 @@ from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
-from kvstore_loadtest.generator.options import path_word
+from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.bench.counted_node import Calls
 

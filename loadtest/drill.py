@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.output import as_table
+from kvstore.loadtest.generator.options import path_word
 from kvstore.meta.address import Kind
-from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.drills import net, rounds, spans
 from loadtest.drills.faults import SCENARIOS

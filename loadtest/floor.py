@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from kvstore.env.real import run
 from kvstore.errors import ConfigError
-from kvstore_loadtest.generator.options import path_word
+from kvstore.loadtest.generator.options import path_word
 from loadtest.floor_member import PROCESSES, Door, Link, Member
 
 HOST = "127.0.0.1"

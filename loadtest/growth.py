@@ -21,7 +21,7 @@ from typing import Any
 from kvstore.cli.output import as_table
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
-from kvstore_loadtest.generator.options import path_word
+from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_line
 from loadtest.bytes_per_key import Puts, memory_mb, metrics_of, put_all

@@ -1,3 +1,3 @@
 """`locust -f loadtest/locustfile.py`, in a checkout: the users, the shape and the wiring of `kvstore-loadtest`."""
 
-from kvstore_loadtest.locustfile import *  # noqa: F403
+from kvstore.loadtest.locustfile import *  # noqa: F403

@@ -29,8 +29,8 @@ import psutil
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient
 from kvstore.env.real import run
+from kvstore.loadtest.generator.options import path_word
 from kvstore.ring import TOKENS
-from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.drill import keep_logs, shown
 from loadtest.drills.ring_load import REST_S, RingLoad, Span, rate

@@ -3,7 +3,7 @@
     python -m loadtest.run [--data-dir DIR] [--processes N] [any option of `kvstore-loadtest`] [GrpcUser|RespUser]
 
 A cluster of its own lives in a scratch folder and is ended afterwards; a --data-dir that is named must serve. The
-report is reports/loadtest.html. Exit codes: see kvstore_loadtest/run.py.
+report is reports/loadtest.html. Exit codes: see kvstore/loadtest/run.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
-from kvstore_loadtest.generator.options import Options, add_options
-from kvstore_loadtest.run import checked, run_locust
+from kvstore.loadtest.generator.options import Options, add_options
+from kvstore.loadtest.run import checked, run_locust
 from loadtest.bench import peers
 from tests.cluster.harness import running_cluster
 

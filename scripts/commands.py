@@ -1,22 +1,17 @@
-"""The reference of the commands, docs/commands.md, written from the tree that `kvstore --help` shows.
-
-python scripts/commands.py [FILE]
-"""
+"""The reference of the commands, docs/commands.md, from the tree that `kvstore --help` shows."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from kvstore.cli.main import build
+from scripts.pages import one_line, table
 
-HERE = Path(__file__).parents[1] / "docs" / "commands.md"
 HEAD = """# Commands
 
 What `kvstore … --help` says of each command, made from the code by `make reference`: do not edit it here.
@@ -28,17 +23,12 @@ SHARED_BY = 20
 OWN = "--help"
 
 
-def main(words: list[str]) -> None:
-    """Write the reference."""
-    (Path(words[0]) if words else HERE).write_text(reference(), encoding="utf-8")
-
-
 def reference() -> str:
     """The whole page."""
     tree = [(path, command) for path, command in commands(typer.main.get_command(build())) if path]
     counted = Counter(row for path, command in tree for row in rows_of(path, command))
     shared = [row for row, count in counted.items() if count >= SHARED_BY]
-    parts = [HEAD, "Most commands have these options, which are only named below:\n", table(shared)]
+    parts = [HEAD, "Most commands have these options, which are only named below:\n", options(shared)]
     for path, command in tree:
         rows = rows_of(path, command)
         parts.append(f"{'##' if len(path) == 1 else '###'} kvstore {' '.join(path)}\n\n{paragraphs(command.help)}\n")
@@ -47,7 +37,7 @@ def reference() -> str:
         usage = " ".join(command.collect_usage_pieces(typer.Context(command)))
         parts.append(f"`kvstore {' '.join(path)} {usage}`\n")
         if own := [row for row in rows if row not in shared]:
-            parts.append(table(own))
+            parts.append(options(own))
         if also := [f"`{row[0].partition(' <')[0]}`" for row in rows if row in shared]:
             parts.append(f"Also: {', '.join(also)}.\n")
     return "\n".join(parts)
@@ -67,20 +57,10 @@ def rows_of(path: tuple[str, ...], command: Any) -> list[tuple[str, str]]:
     return [(one_line(record[0]), one_line(record[1])) for record in records if record and OWN not in record[0]]
 
 
-def table(rows: list[tuple[str, str]]) -> str:
-    lines = [f"| `{option}` | {text} |" for option, text in rows]
-    return "\n".join(["| argument or option | is |", "|---|---|", *lines]) + "\n"
+def options(rows: list[tuple[str, str]]) -> str:
+    return table(("argument or option", "is"), [(f"`{option}`", text) for option, text in rows])
 
 
 def paragraphs(text: str) -> str:
     """A help text without its indentation and line breaks; the blank lines between its paragraphs stay."""
     return "\n\n".join(one_line(each) for each in re.split(r"\n\s*\n", text.replace("\b", "")))
-
-
-def one_line(text: str) -> str:
-    """Text as it may stand in a cell of a table."""
-    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

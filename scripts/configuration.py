@@ -1,7 +1,4 @@
-"""The reference of a node's settings, docs/configuration.md, written from the classes that hold them.
-
-python scripts/configuration.py [FILE]
-"""
+"""The reference of a node's settings, docs/configuration.md, from the classes that hold them."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import ast
 import dataclasses
 import inspect
 import re
-import sys
 import typing
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -19,8 +15,8 @@ from typing import Any, NamedTuple
 
 from kvstore.ranges import plain, range_of
 from kvstore.server.config import NodeConfig
+from scripts.pages import one_line, table
 
-HERE = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD = """# Settings of a node
 
 Every name that `node.toml` may have, made from the code by `make reference`: do not edit it here.
@@ -42,18 +38,13 @@ class Setting(NamedTuple):
     text: str
 
 
-def main(words: list[str]) -> None:
-    """Write the reference."""
-    (Path(words[0]) if words else HERE).write_text(reference(), encoding="utf-8")
-
-
 def reference() -> str:
     """The whole page."""
     parts = [HEAD]
     for name, cls, given, text in tables(NodeConfig, {}):
         parts.append(f"## {f'[{name}]' if name else 'At the top'}\n\n{text}\n")
-        rows = [f"| `{each.name}` | {each.default} | {each.values} | {each.text} |" for each in settings_of(cls, given)]
-        parts.append("\n".join(["| setting | if not said | may be | is |", "|---|---|---|---|", *rows]) + "\n")
+        rows = [(f"`{each.name}`", each.default, each.values, each.text) for each in settings_of(cls, given)]
+        parts.append(table(("setting", "if not said", "may be", "is"), rows))
     return "\n".join(parts)
 
 
@@ -62,7 +53,7 @@ def tables(
 ) -> Iterator[tuple[str, type, Mapping[str, Any], str]]:
     """A class and those within it, with their dotted names, the defaults that the outer one gives, and what each is
     about."""
-    yield prefix, cls, given, text or one_line(cls.__doc__ or "")
+    yield prefix, cls, given, text or cell(cls.__doc__ or "")
     texts, fields = texts_of(cls), {each.name: each for each in dataclasses.fields(cls)}
     for name, hint in typing.get_type_hints(cls).items():
         inner = bare(hint)
@@ -96,7 +87,7 @@ def texts_of(cls: type) -> dict[str, str]:
         for field, below in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
                 assert isinstance(below.value, ast.Constant)
-                found[field.target.id] = one_line(str(below.value.value))
+                found[field.target.id] = cell(str(below.value.value))
     return found
 
 
@@ -160,11 +151,6 @@ def bare(hint: Any) -> Any:
     return hint
 
 
-def one_line(text: str) -> str:
-    """Text as it may stand in a cell of a table. TOML has no None."""
-    text = re.sub(r"\bNone: ", "Left out: ", text)
-    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def cell(text: str) -> str:
+    """Return a docstring as it may stand in a cell of a table. TOML has no None."""
+    return one_line(re.sub(r"\bNone: ", "Left out: ", text))

@@ -1,16 +1,10 @@
-"""The reference of the rules about operations, docs/rules.md, written from the table that a test asks a cluster for.
-
-python scripts/rules.py [FILE]
-"""
+"""The reference of the rules about operations, docs/rules.md, from the table that a test asks a cluster for."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+from scripts.pages import table
 from tests.cluster.rules.table import ENDPOINTS, RULES, Ask
 
-HERE = Path(__file__).parents[1] / "docs" / "rules.md"
 NAMES = {
     "redis": "Redis",
     "grpc": "gRPC",
@@ -30,30 +24,19 @@ users cannot write such a request. [clients.md](clients.md#outcomes) describes t
 """
 
 
-def main(words: list[str]) -> None:
-    """Write the reference."""
-    (Path(words[0]) if words else HERE).write_text(reference(), encoding="utf-8")
-
-
 def reference() -> str:
     """The page."""
-    lines = ["| rule | " + " | ".join(NAMES[each] for each in ENDPOINTS) + " |", "|---" * (len(ENDPOINTS) + 1) + "|"]
-    details = []
+    answers, requests = [], []
     for rule in RULES:
         asked: list[tuple[str, Ask]] = [(each, ask) for each in ENDPOINTS if (ask := getattr(rule, each)) is not None]
-        answers = {each: ask.answer for each, ask in asked}
-        lines.append(f"| {rule.rule} | " + " | ".join(_code(answers.get(each, "")) for each in ENDPOINTS) + " |")
-        details.append(f"### {rule.rule}\n")
-        details.append("| endpoint | request |\n|---|---|")
-        details += [f"| {NAMES[each]} | {_code(ask.request)} |" for each, ask in asked]
-        details.append("")
-    return "\n".join([HEAD, "## Answers\n", *lines, "\n## Requests\n", *details])
+        answered = {each: ask.answer for each, ask in asked}
+        answers.append((rule.rule, *(_code(answered.get(each, "")) for each in ENDPOINTS)))
+        rows = [(NAMES[each], _code(ask.request)) for each, ask in asked]
+        requests.append(f"### {rule.rule}\n\n{table(('endpoint', 'request'), rows)}")
+    shown = table(("rule", *(NAMES[each] for each in ENDPOINTS)), answers)
+    return "\n".join([HEAD, f"## Answers\n\n{shown}", "## Requests\n", *requests])
 
 
 def _code(text: str) -> str:
     """Text as code in a cell."""
     return f"`{text.replace('|', chr(92) + '|')}`" if text else "–"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -8,6 +8,11 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+LOCUST = {
+    "kvstore.loadtest.locustfile",
+    *(f"kvstore.loadtest.generator.{name}" for name in ("grpc_user", "own_user", "resp_user", "users")),
+}
+"""The modules of kvstore that import Locust. Importing Locust patches the standard library of the process."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.source import LOCUST
+
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(
     ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -13,6 +15,9 @@ MODULES = sorted(
     for file in (ROOT / top).rglob("*.py")
     if "_pb2" not in file.name and file.name != "__main__.py"
 )
+MODULES = [
+    name for name in MODULES if name not in LOCUST
+]  # tests/packaging/test_light.py imports those, in a process of its own
 PACKAGES = [name for name in MODULES if (ROOT / name.replace(".", "/") / "__init__.py").exists()]
 PROMISED = {"kvstore.client": {"AsyncClient", "Client"}}
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tests.source import ROOT, Source, import_cycle_or_none, import_graph, sources, tracked_texts
+from tests.source import LOCUST, ROOT, Source, import_cycle_or_none, import_graph, sources, tracked_texts
 
 # Each line imports only what is below it; those on one line never import each other, except in the last.
 LAYERS = (
     ("__main__",),
     ("cli",),
     ("spark",),
+    ("loadtest",),  # but for the users and the Locust file, nothing here needs Locust
     ("devcluster",),  # what `up` needs, and a node does not
     ("server",),
     ("client", "partition", "autorecovery"),
@@ -20,7 +21,7 @@ LAYERS = (
     ("meta", "ring"),
     ("rpc",),
     ("access", "namespaces", "proto", "env", "config", "backoff"),
-    ("types", "errors", "extras", "limits", "os_errors", "places", "ranges", "standard_streams", "versions"),
+    ("types", "errors", "extras", "limits", "os_errors", "places", "ranges", "standard_streams", "tables", "versions"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("client", "meta")}  # applications install the client without ZooKeeper's
@@ -48,13 +49,13 @@ NONDETERMINISTIC = re.compile(
     r"|time\..+|random\.(?!Random$).+|secrets\..+|uuid\.uuid[14]|os\.(urandom|getrandom)"
     r"|datetime\.(datetime\.|date\.)?(now|utcnow|today)"
 )
-# The adapters that touch the real world: ports, real processes, foreign threads, and the blocking client.
+# The adapters that touch the real world: ports, real processes, foreign threads.
 ADAPTERS = (
     "kvstore/__main__.py",
     "kvstore/cli/",
-    "kvstore/client/blocking/client.py",
     "kvstore/devcluster/",
     "kvstore/env/",
+    "kvstore/loadtest/",
     "kvstore/meta/etcd/",
     "kvstore/meta/zookeeper/acls.py",
     "kvstore/meta/zookeeper/session.py",
@@ -74,6 +75,8 @@ GIVEN_ADDRESSES = (
     "kvstore/env/dns/names.py",
     "kvstore/env/preludes.py",
     "kvstore/env/transport.py",
+    "kvstore/loadtest/generator/courier_process.py",  # a socket that it was given
+    "kvstore/loadtest/generator/resp_wire.py",
     "kvstore/meta/zookeeper/session.py",
     "kvstore/rpc/channels.py",
     "kvstore/rpc/front.py",  # loopback
@@ -87,7 +90,6 @@ READ_WALL_CLOCKS = {
 }
 
 KVSTORE = sources("kvstore")
-ALL = sources("kvstore", "kvstore_loadtest", "pyspark_kvstore", "loadtest", "tests")
 PACKAGE_FACES = [file for file in KVSTORE if file.path.endswith("/__init__.py")]
 
 
@@ -226,12 +228,13 @@ PATCHED = {f"tests.loadtest.generator.{name}_users" for name in ("stalled", "bro
 
 def test_no_test_imports_locust() -> None:
     """Locust makes the standard library of its process cooperative, which all tests after it would run on."""
-    files = sources("kvstore_loadtest", "loadtest", "tests")
+    files = sources("kvstore", "loadtest", "tests")
     graph = import_graph(files)
     patching = {file.module for file in files for each in file.imports if each.at_run_time and each.top == "locust"}
     while importers := {module for module, imported in graph.items() if imported & patching} - patching:
         patching |= importers
     assert {module for module in patching if module.startswith("tests.")} == PATCHED
+    assert {module for module in patching if module.startswith("kvstore.")} == LOCUST
 
 
 @each_of(sources("tests"))

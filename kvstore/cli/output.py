@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from io import StringIO
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from kvstore.tables import as_table, printable
 
-_ESCAPES = {9: "\\t", 10: "\\n", 13: "\\r", 92: "\\\\"}
-_WIDE = 10_000
-"""Columns of the paper: what is longer than the terminal wraps there, and nothing is cut in a pipe."""
+__all__ = ["as_json", "as_table", "printable", "shown_prefix"]
 
 
 def shown_prefix(prefix: bytes) -> str:
@@ -30,56 +24,6 @@ def shown_prefix(prefix: bytes) -> str:
 def as_json(value: Any) -> str:
     """One document, indented, keys in the order given; bytes as UTF-8 with what is not text escaped."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=_plain)
-
-
-def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Columns padded to their widest value, headed by their names in capitals; numbers to the right."""
-    names = list(columns) or list(rows[0] if rows else ())
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        are_numbers = bool(rows) and all(_is_number(row.get(name)) for row in rows)
-        table.add_column(Text(name.replace("_", " ").upper()), justify="right" if are_numbers else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(_cell(row.get(name))) for name in names))
-    paper = StringIO()
-    Console(file=paper, width=_WIDE, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())
-
-
-def printable(data: bytes) -> str:
-    """Stored bytes as one line of text that does nothing to a terminal: what is not UTF-8 or cannot be printed is
-    escaped as in Python, and so is a backslash."""
-    text = data.decode("utf-8", "surrogateescape")
-    return "".join(each if each.isprintable() and each != "\\" else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    if code in _ESCAPES:
-        return _ESCAPES[code]
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
-        code -= 0xDC00
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
-
-
-def _cell(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.3g}"
-        case bytes():
-            return printable(value)
-        case list() | tuple():
-            return ",".join(_cell(each) for each in value)
-        case _:
-            return str(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

@@ -133,7 +133,7 @@ class Loader:
 
     async def add(self, rows: Iterable[_Row]) -> None:
         """Take rows in; waits while too many are under way. Raises StoreError, also for rows added earlier."""
-        self._engine.check_loop()
+        self._engine.check_caller()
         routing = self._engine.routing
         if routing.ring_version != self._ring_version:
             await self._wait_backlog(0)  # a key's earlier rows may be on their way to where it was

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Missing associated documentation comment in .proto file."""
+    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
+    audit log before it begins, and completes it if the caller goes away.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -142,7 +144,9 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
+    audit log before it begins, and completes it if the caller goes away.
+    """
 
     def Status(self, request, context):
         """This node, and what it sees of the others.
@@ -403,7 +407,9 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Missing associated documentation comment in .proto file."""
+    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
+    audit log before it begins, and completes it if the caller goes away.
+    """
 
     @staticmethod
     def Status(request,

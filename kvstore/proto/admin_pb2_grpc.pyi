@@ -27,6 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
+    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
+    audit log before it begins, and completes it if the caller goes away.
+    """
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -72,6 +76,10 @@ class AdminStub:
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
+    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
+    audit log before it begins, and completes it if the caller goes away.
+    """
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]  # type: ignore[assignment]
     """This node, and what it sees of the others."""
@@ -113,6 +121,10 @@ class AdminAsyncStub(AdminStub):
     """Where this node's threads are, looked at often for some seconds."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
+    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
+    audit log before it begins, and completes it if the caller goes away.
+    """
+
     @_abc_1.abstractmethod
     def Status(
         self,

@@ -26,12 +26,12 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.real import real_env, run
+from kvstore.loadtest.generator.options import path_word
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.proto.frames import FrameReader
 from kvstore.types import BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
-from kvstore_loadtest.generator.options import path_word
 
 BOOKIE = BookieId("bench-0")
 KEY = master_key(b"")

@@ -43,10 +43,10 @@ from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.env.files.private import write_private
 from kvstore.env.tls import Tls
+from kvstore.loadtest.generator.options import path_word
 from kvstore.meta.connect import connect as connect_to_metadata
 from kvstore.meta.tables.access import AccessStore
 from kvstore.server.access.guard import all_begin_with
-from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.budget import Counted, Load, Streams, run_load, scheduled
 

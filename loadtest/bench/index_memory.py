@@ -39,7 +39,7 @@ from kvstore.bookie.opening import make_directory
 from kvstore.bookie.replay import replay
 from kvstore.env import Env
 from kvstore.env.real import real_env, run
-from kvstore_loadtest.generator.options import path_word
+from kvstore.loadtest.generator.options import path_word
 from tests.waiting import wait_until
 
 CONFIG = BookieConfig(name="bench")

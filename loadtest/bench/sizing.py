@@ -27,7 +27,7 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
 from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.zookeeper import four_letters
 from kvstore.errors import Unavailable
-from kvstore_loadtest.generator.options import path_word
+from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_line
 from loadtest.bytes_per_key import Puts, metrics_of, put_all

@@ -24,8 +24,8 @@ from kvstore.cli.output import as_table
 from kvstore.config import Setting
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
+from kvstore.loadtest.generator.options import path_word
 from kvstore.types import Quorum
-from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_line
 

@@ -35,8 +35,8 @@ from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
 from kvstore.env.interpreter import interpreter
 from kvstore.errors import ConfigError
+from kvstore.loadtest.generator.options import path_word
 from kvstore.ring.hashing import token_of
-from kvstore_loadtest.generator.options import path_word
 from loadtest.bench import etcd_load, peers
 from loadtest.bench.redis_lines import Figure, Line, run_line
 from loadtest.bench.unary import calls_per_second

@@ -26,6 +26,8 @@ from tests.cluster.unfit.quota import file_sizes_limited
 LONGEST_S = 15.0
 FILE_BYTES = 4_096
 """Limit on the size of a file while files cannot grow: every file that grows is larger."""
+GAVE_UP = "the metadata session cannot be ended"
+"""What the watchdog of a node logs last when it ends the process (docs/protocol.md P45)."""
 AWAY = "away"
 RATES = ("512kbit", "4mbit")
 HICCUP_S = 0.1
@@ -52,6 +54,19 @@ class Field:
         """Nodes whose disks were lost and whose copies were not made again in time, and what lacked last."""
         self.wiping = asyncio.Lock()
         """The copies of one wiped disk are made again before another one is lost."""
+
+    async def supervise(self) -> None:
+        """Start each node again whose watchdog has ended its process (docs/protocol.md P45), as its supervisor does."""
+        while True:
+            await asyncio.sleep(1.0)
+            for node in self.nodes:
+                if not self.cluster.is_running(node) and self._gave_up(node):
+                    async with self.starting:
+                        await asyncio.to_thread(self.cluster.start_node, node)
+
+    def _gave_up(self, node: str) -> bool:
+        log = self.cluster.local.data_dir / "logs" / f"{node}.log"
+        return GAVE_UP in log.read_text(errors="replace").rpartition("\n")[0].rpartition("\n")[2]
 
     def some_time(self) -> float:
         """Seconds: mostly a few, sometimes longer than sessions last."""

@@ -24,7 +24,7 @@ from loadtest.drills.contest import Contest
 from loadtest.drills.faults import check_files
 from loadtest.drills.load import Load
 from loadtest.drills.mixed import Door, MixedLoad, NotDone, Unknown
-from loadtest.drills.nemesis import FAULTS, ONE_ILL, REPAIRED_MAX_S, Field
+from loadtest.drills.nemesis import FAULTS, GAVE_UP, ONE_ILL, REPAIRED_MAX_S, Field
 from loadtest.drills.net import WiredCluster
 from loadtest.drills.stage import Counts, Report, Stage
 from loadtest.drills.stale import StaleReaders
@@ -47,7 +47,9 @@ MEMORY_GROWTH_MAX = 1.2
 """The largest process in the last third of the rounds, against the third before: it may hold more keys, not leak."""
 ROUNDS_OF_GROWTH_MIN = 9
 """In fewer rounds a process that was just started tells nothing."""
-_UNEXPECTED = re.compile(r"Traceback \(most recent|CRITICAL|never retrieved|was destroyed but it is pending")
+_UNEXPECTED = re.compile(
+    rf"Traceback \(most recent|CRITICAL(?!.*{GAVE_UP})|never retrieved|was destroyed but it is pending"
+)
 
 
 async def rounds(cluster: WiredCluster, report: Report, *, seed: int, minutes: float, only: str = "") -> None:
@@ -89,9 +91,11 @@ async def _round(stage: Stage, load: Load, random: Random, names: list[str], tit
     folder = cluster.local.data_dir / "locks"
     folder.mkdir(exist_ok=True)
     seed, times = random.getrandbits(32), {"ttl_s": LOCK_TTL_S, "grace_s": LOCK_GRACE_S}
+    supervisor = asyncio.create_task(field.supervise())
     with Contest(cluster, folder, locks=1, holders=2, seed=seed, **times) as contest:
         while time.perf_counter() < until:
             await _accidents(stage, field, names, title)
+    supervisor.cancel()
     held_twice = contest.held_twice()
     stage.report.add_safety(f"{title}: locks held twice, of {len(contest.acquired())} acquisitions", len(held_twice))
     for each in readers:

@@ -30,7 +30,7 @@ from kvstore.client import (
 from kvstore.client.blocking import stored
 from kvstore.client.core import codecs
 from kvstore.client.core.codecs import Coding
-from kvstore.client.core.typed_steps import ATTEMPTS_MAX
+from kvstore.client.core.retries import ATTEMPTS_MAX
 from kvstore.client.core.values import Item, Replaced
 from kvstore.errors import ConditionFailed, Corrupted, InvalidRequest, Overloaded
 from tests.client.model import ModelCluster

@@ -15,8 +15,9 @@ import grpc
 import pytest
 
 from kvstore.client.aio.watch import AsyncWatch
-from kvstore.client.blocking import watch as watch_module
-from kvstore.client.blocking.watch import Watch, end_in
+from kvstore.client.blocking import stream as stream_module
+from kvstore.client.blocking.stream import end_in
+from kvstore.client.blocking.watch import Watch
 from kvstore.client.core import first_state
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.first_state import FirstState
@@ -395,7 +396,7 @@ async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread cannot stop waiting for a message: it waits until the stream's time is over."""
-    monkeypatch.setattr(watch_module, "STREAM_S_MIN", 0.6)
+    monkeypatch.setattr(stream_module, "STREAM_S_MIN", 0.6)
     async with serving() as silent, serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         addresses = [silent.address, *[server.address] * 9]

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from kvstore_loadtest.run import run_locust
+from kvstore.loadtest.run import run_locust
 from loadtest import drill, ring_drill, run
 from loadtest.budget import Load
 from loadtest.budget import run_load as run_budget_load
@@ -64,7 +64,7 @@ except KeyboardInterrupt:
 
 def test_one_sigterm_ends_a_load_test_in_the_background(tmp_path: Path) -> None:
     (tmp_path / "locust.py").write_text(BACKGROUND)
-    program = "from kvstore_loadtest.run import run_locust; run_locust([])"
+    program = "from kvstore.loadtest.run import run_locust; run_locust([])"
     with subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
@@ -106,7 +106,7 @@ while True:
 
 def test_after_a_second_interrupt_nothing_loads_a_cluster_that_goes_away(tmp_path: Path) -> None:
     (tmp_path / "locust.py").write_text(DEAF)
-    program = "from kvstore_loadtest.run import run_locust; run_locust([])"
+    program = "from kvstore.loadtest.run import run_locust; run_locust([])"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
-from kvstore.server.http.metric_names import NAMES
+from kvstore.server.http.metric_table import DECLARED
 from scripts import boards
 from tests.source import ROOT
 
 FOLDER = ROOT / "docs" / "monitoring"
 RULES = (FOLDER / "rules.yml").read_text(encoding="utf-8")
 UNIT_TESTS = (FOLDER / "rules_test.yml").read_text(encoding="utf-8")
-PUBLISHED = {f"kvstore_{name}" for name, _ in NAMES.values()}
+PUBLISHED = {f"kvstore_{name}" for name in DECLARED}
 METRIC = re.compile(r"\b(?:kvstore|process)_[a-z0-9_]+\b")
 OF_PROMETHEUS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 PROMTOOL = shutil.which("promtool")

@@ -9,10 +9,18 @@ import pytest
 
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Op, Record, expire, get, increment, put
-from kvstore.server.redis.rewrites import REWRITES
+from kvstore.server.redis.commands import keys, strings
 from tests.partition.leading.test_usage import led
 from tests.partition.one_partition import TIME_MS, Partition
 
+COMMANDS: dict[bytes, Callable[..., Coroutine[Any, Any, bytes]]] = {
+    b"RENAME": keys.rename,
+    b"RENAMENX": keys.rename,
+    b"COPY": keys.copy,
+    b"MSETNX": strings.set_if_none,
+    b"SETRANGE": strings.set_range,
+    b"INCRBYFLOAT": strings.increment_by_float,
+}
 TTL_MS = 5_000
 """Of the namespace with the prefix `b`."""
 
@@ -26,8 +34,7 @@ def rewrite(p: Partition, *words: bytes) -> bytes:
             raise result
         return result
 
-    command: Callable[..., Coroutine[Any, Any, bytes]] = REWRITES[words[0].decode()]
-    asking = command(ask, list(words), lambda key: "p1")
+    asking = COMMANDS[words[0]](ask, list(words), lambda key: "p1")
     with pytest.raises(StopIteration) as end:
         asking.send(None)
     reply: bytes = end.value.value

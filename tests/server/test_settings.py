@@ -33,7 +33,6 @@ from kvstore.wal.leading.standstill import SILENCE_S, STALL_MAX_S
 from kvstore.wal.ledger_list import LedgerList, Listed
 from kvstore.wal.seek import BEYOND
 from scripts import configuration
-from tests.source import ROOT
 
 GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data_dir": "/d", "secret_file": "/s"}
 
@@ -149,10 +148,6 @@ def test_list_of_ledgers_holds_the_longest_lease() -> None:
     listed = LedgerList(ledgers=(Listed(LedgerId(1), Seq(1), True, 1, most),) * 600)
     assert list_codec.decode(list_codec.encode(listed), what="x") == listed
     assert LogConfig().orphan_age_s >= ORPHAN_LEASES_MIN * most / 1000
-
-
-def test_the_reference_is_what_the_code_says() -> None:
-    assert (ROOT / "docs" / "configuration.md").read_text() == configuration.reference(), "run `make reference`"
 
 
 def test_the_reference_has_every_setting_once() -> None:

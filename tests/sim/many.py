@@ -8,6 +8,7 @@ that BRANCH_SEEDS do not take are not those that are listed.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
@@ -159,8 +160,16 @@ def relist() -> int:
     return 1 if total.failures else 0
 
 
+def seeds_or_relist(text: str) -> int | None:
+    """Return the number of seeds, or None for the word relist. Raises ValueError."""
+    return None if text == "relist" else int(text)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["relist"]:
-        sys.exit(relist())
-    given = [int(each) for each in sys.argv[1:]]
-    sys.exit(main(*(*given, *(5_000, 0)[len(given) :])))
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.many", description="Play many simulated runs.")
+    parser.add_argument(
+        "seeds", nargs="?", default=5000, type=seeds_or_relist, help="how many (default: 5000); or relist"
+    )
+    parser.add_argument("first", nargs="?", default=0, type=int, help="the first seed (default: 0)")
+    words = parser.parse_args()
+    sys.exit(relist() if words.seeds is None else main(words.seeds, words.first))

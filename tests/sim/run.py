@@ -1,4 +1,5 @@
-"""One simulated run of a whole cluster: `python -m tests.sim.run NAME…`, or `make sim SEED=n`.
+"""One simulated run of a whole cluster: `python -m tests.sim.run NAME…`, or `make sim SEED=n`. With `TRACE=1` in the
+environment it prints every event.
 
 A run goes through phases: the cluster comes up and serves; users work while faults strike; the faults end, and within
 a bounded time every partition must serve again through every node; perhaps the power of all machines is cut once
@@ -7,6 +8,7 @@ more; then everything that was recorded is judged.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
@@ -48,6 +50,12 @@ SPACES_SHARE = 1 / 4
 TENANTS = 2
 TAIL = 60
 """Events of the trace that a failure shows."""
+HELP = "Replay simulated runs of a whole cluster. A failed run names its seed."
+NAMES = (
+    "a seed, for example 17 (default: 1); fault:kill:17 lets one fault strike alone, road:a_ledger_is_rolled:17 makes "
+    "one road likely; a name that does not exist lists all of them"
+)
+MORE = "With TRACE=1 in the environment, a run prints every event to standard error: time in s, node, event, details."
 
 
 @dataclass(slots=True)
@@ -239,8 +247,11 @@ class Only:
         self.doors = [node]
 
 
-def main(names: list[str]) -> None:
+def main(words: list[str]) -> None:
     """Play one run after the other, and say what they were like."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.run", description=HELP, epilog=MORE)
+    parser.add_argument("names", nargs="*", default=["1"], metavar="NAME", type=_name, help=NAMES)
+    names = parser.parse_args(words).names
     logging.getLogger("kvstore").setLevel(logging.DEBUG if "TRACE" in os.environ else logging.CRITICAL)
     for name in names:
         outcome = play(name)
@@ -252,5 +263,18 @@ def main(names: list[str]) -> None:
     print(f"never happened: {', '.join(probes.missed()) or 'nothing'}")
 
 
+def _name(text: str) -> str:
+    """Return the name of a run. Raises ArgumentTypeError if `play` knows no such run."""
+    kind, _, rest = text.partition(":")
+    of, _, number = rest.rpartition(":")
+    known = {"fault": FAULTS.keys(), "road": {name.replace(" ", "_") for name in ROADS}}
+    if text.isdecimal() or (number.isdecimal() and of in known.get(kind, ())):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"expected a seed such as 17, fault:NAME:SEED or road:NAME:SEED, got {text!r}; "
+        f"faults: {', '.join(sorted(FAULTS))}; roads: {', '.join(sorted(known['road']))}"
+    )
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["1"])
+    main(sys.argv[1:])

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.sim import run
+
 pytestmark = pytest.mark.sim
 
 SEEDS = (5, 6)
@@ -26,3 +28,15 @@ def test_a_seed_gives_the_same_trace_in_every_process_whatever_ran_before_it() -
     first = traces("1", SEEDS)
     assert len(set(first)) == len(SEEDS), "other seeds give other runs"
     assert traces("2", SEEDS[::-1]) == first[::-1]
+
+
+def test_help_names_the_trace_and_an_unknown_run_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run.main(["--help"])
+    assert "TRACE=1" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["fault:no_such:7"])
+    said = capsys.readouterr().err
+    assert "expected a seed such as 17" in said
+    assert "kill_leader" in said
+    assert "a_ledger_is_rolled" in said

@@ -39,6 +39,7 @@ class AsyncClient(ClosedAtExit):
         self._engine: AsyncEngine | None = None
         self._run: Callable[[Operation, float | None], Coroutine[Any, Any, Any]] = _refuse
         self._opening = asyncio.Lock()
+        """Tasks that open the client at the same time find the cluster once."""
 
     async def open(self) -> Self:
         """Find the cluster. Raises Unavailable if no endpoint answers in time."""
@@ -51,7 +52,7 @@ class AsyncClient(ClosedAtExit):
                     await engine.close()
                     raise
                 self._engine, self._run = engine, engine.run
-            self._engine.check_loop()
+            self._engine.check_caller()
         return self
 
     async def close(self) -> None:
@@ -71,7 +72,8 @@ class AsyncClient(ClosedAtExit):
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
     ) -> Coroutine[Any, Any, Item | None]:
         """The key's value and version; None if it is absent."""
-        return self._run(operations.get(key, level), timeout_s)
+        found: Coroutine[Any, Any, Item | None] = self._run(operations.get(key, level), timeout_s)
+        return found
 
     async def meta(
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
@@ -197,16 +199,16 @@ class AsyncClient(ClosedAtExit):
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
         engine = _opened(self._engine)
         forks.check(engine)
-        state = FirstState.of(watched, after, engine.seen, engine.seen.absorb) if with_state else None
+        state = FirstState.of(watched, after, engine.seen, engine.absorb) if with_state else None
         reading = Reading(watched, after, engine.seen.tokens)
         return AsyncWatch(
             engine.env,
             self._config,
             reading,
-            lambda: engine.routing.watchers_of(watched.key, engine.env.random, self._config.endpoints),
+            lambda: engine.watchers_of(watched.key),
             state,
             lambda wanted: engine.run_whole(wanted, None),
-            engine.routing.check,
+            engine.check,
         )
 
     # ── writes ──
@@ -225,7 +227,7 @@ class AsyncClient(ClosedAtExit):
     ) -> Coroutine[Any, Any, int]:
         """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
         `if_version=0` is met by an absent key."""
-        return self._run(
+        version: Coroutine[Any, Any, int] = self._run(
             operations.put(
                 key,
                 value,
@@ -237,6 +239,7 @@ class AsyncClient(ClosedAtExit):
             ),
             timeout_s,
         )
+        return version
 
     async def replace(
         self,
@@ -332,7 +335,7 @@ class AsyncClient(ClosedAtExit):
 
     def absorb(self, token: Token) -> None:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
-        _opened(self._engine).seen.absorb(token)
+        _opened(self._engine).absorb(token)
 
     @property
     def cluster(self) -> Known:

@@ -20,7 +20,7 @@ from kvstore.client.core.operation import Numbering, Operation
 from kvstore.client.core.operations import as_seconds, decode
 from kvstore.client.core.retries import Nobody, failed_for_good, pause_s, pauses, too_late
 from kvstore.client.core.session import Seen
-from kvstore.client.core.values import Item
+from kvstore.client.core.values import Item, Token
 from kvstore.env.certificates import CallingContext
 from kvstore.env.events import wait_within
 from kvstore.env.library_env import LibraryEnv
@@ -45,6 +45,7 @@ class AsyncEngine:
         self._config = config
         self.seen = Seen(env.random, config.cluster)
         self.routing, self._numberings = self.seen.routing, self.seen.numberings
+        self.check = self.routing.check
         transport = TcpTransport(newest=None if config.tls is None else CallingContext(config.tls).newest)
         self.links = Links(
             env,
@@ -97,7 +98,7 @@ class AsyncEngine:
         self._closed = self.is_forked = True
         self.links.leave_to_parent()
 
-    def check_loop(self) -> None:
+    def check_caller(self) -> None:
         """Raises InvalidRequest on another event loop than the client's, and in the child of a fork."""
         forks.check(self)
         check_loop(self._loop)
@@ -109,6 +110,13 @@ class AsyncEngine:
 
     def time_ms(self) -> int:
         return self.seen.time_ms
+
+    def absorb(self, token: Token) -> None:
+        self.seen.absorb(token)
+
+    def watchers_of(self, key: bytes | None) -> list[str]:
+        """The addresses of the servers to ask for a watch, the best first."""
+        return self.routing.watchers_of(key, self.env.random, self._config.endpoints)
 
     def statistics(self) -> dict[str, float]:
         links = self.links.all()
@@ -127,7 +135,7 @@ class AsyncEngine:
     async def run(self, operation: Operation, timeout_s: float | None) -> Any:
         """The operation's result. Raises StoreError."""
         if get_running_loop() is not self._loop:
-            self.check_loop()
+            self.check_caller()
         timeout_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
         operation.deadline = self._now() + timeout_s
         if not operation.partition:

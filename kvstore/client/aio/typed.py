@@ -7,12 +7,11 @@ from typing import Generic, TypeVar
 
 from kvstore.client.aio.client import AsyncClient
 from kvstore.client.core.codecs import Codec, Coding, TypedItem, TypedReplaced
-from kvstore.client.core.typed_steps import Steps, popping, replacing
+from kvstore.client.core.retries import ATTEMPTS_MAX, contended
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import ConditionFailed
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 class AsyncTypedClient(Generic[T]):
@@ -92,17 +91,18 @@ class AsyncTypedClient(Generic[T]):
     ) -> TypedReplaced[T]:
         """Write, and return what was there before. A condition that is not met is no error here: see `applied`. What
         cannot be decoded is not overwritten, so it is read before: two round trips, and `timeout_s` is for each."""
-        steps = replacing(
-            self._coding,
-            key,
-            value,
-            ttl_s=ttl_s,
-            if_absent=if_absent,
-            if_present=if_present,
-            if_version=if_version,
-            timeout_s=timeout_s,
-        )
-        return await self._run(steps)
+        data = self._coding.encode(key, value)
+        for _ in range(ATTEMPTS_MAX):
+            found = await self._client.get(key, timeout_s=timeout_s)
+            version = 0 if found is None else found.version
+            old = self._coding.decode_or_none(key, found)
+            is_refused = version > 0 if if_absent else if_present and version == 0
+            if is_refused or (if_version is not None and version != if_version):
+                return TypedReplaced(False, version, old)
+            done = await self._client.replace(key, data, ttl_s=ttl_s, if_version=version, timeout_s=timeout_s)
+            if done.applied:
+                return TypedReplaced(True, done.version, old)
+        raise contended(key)
 
     async def put_many(self, items: Mapping[bytes, T], *, timeout_s: float | None = None) -> dict[bytes, int]:
         """Write each by itself and return the versions. Not atomic: an error is raised after all have ended. A value
@@ -115,7 +115,22 @@ class AsyncTypedClient(Generic[T]):
     ) -> TypedItem[T] | None:
         """Delete, and return what was there. Raises ConditionFailed. What cannot be decoded is not deleted, so it is
         read before: two round trips, and `timeout_s` is for each."""
-        return await self._run(popping(self._coding, key, if_version=if_version, timeout_s=timeout_s))
+        for _ in range(ATTEMPTS_MAX):
+            found = await self._client.get(key, timeout_s=timeout_s)
+            version = 0 if found is None else found.version
+            if if_version is not None and version != if_version:
+                raise ConditionFailed(version)
+            if found is None:
+                return None
+            item = self._coding.decode(key, found)
+            try:
+                await self._client.pop(key, if_version=version, timeout_s=timeout_s)
+            except ConditionFailed:
+                if if_version is not None:
+                    raise
+                continue  # another client has written the key
+            return item
+        raise contended(key)
 
     def encoded(self, key: bytes, value: T) -> bytes:
         """The bytes for a value, for a `Batch`. `key` is for errors."""
@@ -124,19 +139,3 @@ class AsyncTypedClient(Generic[T]):
     def decoded(self, key: bytes, item: Item) -> TypedItem[T]:
         """An item of the client's own, as watches and batches give it."""
         return self._coding.decode(key, item)
-
-    async def _run(self, steps: Steps[R]) -> R:
-        try:
-            call = next(steps)
-            while True:
-                try:
-                    answer = await call(self._client)
-                except ConditionFailed as error:
-                    call = steps.throw(error)
-                else:
-                    call = steps.send(answer)
-        except StopIteration as end:
-            result: R = end.value
-            return result
-        finally:
-            steps.close()

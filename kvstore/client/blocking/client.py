@@ -1,11 +1,10 @@
-"""The client for threads, scripts and gevent: `with Client("kv://host:port,host:port") as client`.
-
-The same calls as AsyncClient's, blocking, over unary frames. It starts no thread and no event loop.
-"""
+# Written by `make generate` from kvstore/client/aio/client.py. Edit that file.
+"""The client for threads, scripts and gevent: `with Client("kv://host:port,host:port") as client`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Self
 
 from kvstore.client.blocking.closing import ClosedAtExit
@@ -17,6 +16,7 @@ from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.fanout import Count, Deletion, OnePage, Scan
 from kvstore.client.core.first_state import FirstState
 from kvstore.client.core.known import Known
+from kvstore.client.core.operation import Operation
 from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
 from kvstore.client.core.watching import HEARTBEAT_S, Reading, Watched
@@ -24,34 +24,44 @@ from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
 from kvstore.proto import kv_pb2
 
+NOT_OPEN = "the client is not open; use `with Client(...)`"
+
 
 class Client(ClosedAtExit):
-    """The store's operations as blocking calls, for any number of threads. Calls of several threads to one server are
-    gathered into frames by themselves; the calls for many keys are for a single thread that wants the same price.
+    """The store's operations as blocking calls, for any number of threads. The client batches calls of several threads
+    to one server; a single thread that wants the cost of a batch uses the calls for many keys.
 
     Every call raises errors of `kvstore.errors` only: Refused was definitely not done, OutcomeUnknown may have been.
-    Retries happen inside, until `timeout_s`, and are applied once. Make it after a fork, and after gevent's patches.
+    Retries happen inside, until `timeout_s`, and are applied once. Open it after a fork, and after gevent's patches.
     """
 
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
         self._engine: BlockingEngine | None = None
+        self._run: Callable[[Operation, float | None], Any] = _refuse
+        self._opening = nullcontext()
+        """Holds nothing: a lock could stay held after an exception of a signal handler, and in the child of a fork."""
 
     def open(self) -> Self:
         """Find the cluster. Raises Unavailable if no endpoint answers in time."""
-        if self._engine is None:
-            engine = BlockingEngine(library_env("kvstore client"), self._config)
-            try:
-                engine.open()
-            except BaseException:
-                engine.close()
-                raise
-            self._engine = engine
+        with self._opening:
+            if self._engine is None:
+                engine = BlockingEngine(library_env("kvstore client"), self._config)
+                try:
+                    engine.open()
+                except BaseException:
+                    engine.close()
+                    raise
+                self._engine, self._run = engine, engine.run
+            self._engine.check_caller()
         return self
 
     def close(self) -> None:
         """End the connections. Calls under way end with an error."""
+        if self._engine is not None:
+            self._engine.check_closing()
         engine, self._engine = self._engine, None
+        self._run = _refuse
         if engine is not None:
             engine.close()
 
@@ -61,12 +71,12 @@ class Client(ClosedAtExit):
 
     def get(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Item | None:
         """The key's value and version; None if it is absent."""
-        found: Item | None = _opened(self._engine).run(operations.get(key, level), timeout_s)
+        found: Item | None = self._run(operations.get(key, level), timeout_s)
         return found
 
     def meta(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Meta | None:
         """The same without the value."""
-        found: Meta | None = _opened(self._engine).run(operations.meta(key, level), timeout_s)
+        found: Meta | None = self._run(operations.meta(key, level), timeout_s)
         return found
 
     def get_many(
@@ -213,7 +223,7 @@ class Client(ClosedAtExit):
     ) -> int:
         """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
         `if_version=0` is met by an absent key."""
-        version: int = _opened(self._engine).run(
+        version: int = self._run(
             operations.put(
                 key,
                 value,
@@ -248,7 +258,7 @@ class Client(ClosedAtExit):
             if_version=if_version,
             return_old=True,
         )
-        replaced: Replaced = _opened(self._engine).run(operation, timeout_s)
+        replaced: Replaced = self._run(operation, timeout_s)
         return replaced
 
     def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
@@ -258,7 +268,7 @@ class Client(ClosedAtExit):
 
     def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
-        sequence: int = _opened(self._engine).run(operations.delete(key, if_version=if_version), timeout_s)
+        sequence: int = self._run(operations.delete(key, if_version=if_version), timeout_s)
         return sequence
 
     def delete_prefix(
@@ -287,30 +297,30 @@ class Client(ClosedAtExit):
     def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
         """Delete, and return what was there. Raises ConditionFailed."""
         operation = operations.delete(key, if_version=if_version, return_old=True)
-        old: Item | None = _opened(self._engine).run(operation, timeout_s)
+        old: Item | None = self._run(operation, timeout_s)
         return old
 
     def increment(self, key: bytes, delta: int = 1, *, timeout_s: float | None = None) -> int:
         """Add to the decimal number that the key holds (none: 0) and return the sum. Raises InvalidRequest if it holds
         no number of 64 bits."""
-        value: int = _opened(self._engine).run(operations.increment(key, delta), timeout_s)
+        value: int = self._run(operations.increment(key, delta), timeout_s)
         return value
 
     def append(self, key: bytes, suffix: bytes, *, timeout_s: float | None = None) -> int:
         """Lengthen the value and return its length."""
-        length: int = _opened(self._engine).run(operations.append(key, suffix), timeout_s)
+        length: int = self._run(operations.append(key, suffix), timeout_s)
         return length
 
     def expire(self, key: bytes, ttl_s: float | None, *, timeout_s: float | None = None) -> bool:
         """Let the key vanish after `ttl_s`, or never if None. False if it is absent."""
-        changed: bool = _opened(self._engine).run(operations.expire(key, ttl_s), timeout_s)
+        changed: bool = self._run(operations.expire(key, ttl_s), timeout_s)
         return changed
 
     def batch(self, batch: Batch, *, timeout_s: float | None = None) -> list[Any]:
         """Carry out a batch atomically; one result for each operation, in order. Raises the error of the first that
         failed: then none was carried out. All keys must be in one partition, else InvalidRequest names both."""
         whole = operations.batch(batch.operations)
-        return operations.decode_batch(batch.operations, _opened(self._engine).run(whole, timeout_s))
+        return operations.decode_batch(batch.operations, self._run(whole, timeout_s))
 
     # ── the session and the cluster ──
 
@@ -335,5 +345,10 @@ class Client(ClosedAtExit):
 
 def _opened(engine: BlockingEngine | None) -> BlockingEngine:
     if engine is None:
-        raise InvalidRequest("the client is not open; use `with Client(...)`")
+        raise InvalidRequest(NOT_OPEN)
     return engine
+
+
+def _refuse(operation: Operation, timeout_s: float | None) -> Any:
+    """Stand for the engine as long as there is none."""
+    raise InvalidRequest(NOT_OPEN)

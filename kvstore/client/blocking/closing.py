@@ -1,3 +1,4 @@
+# Written by `make generate` from kvstore/client/aio/closing.py. Edit that file.
 """Things that are closed when their block ends."""
 
 from __future__ import annotations

@@ -132,6 +132,13 @@ class BlockingEngine:
         self._why_closed, self.is_forked = forks.FORKED, True
         self._closing.set()
 
+    def check_caller(self) -> None:
+        """Raises InvalidRequest in the child of a fork."""
+        forks.check(self)
+
+    def check_closing(self) -> None:
+        """Any thread may close the client, also in the child of a fork."""
+
     def time_ms(self) -> int:
         with self._lock:
             return self.seen.time_ms

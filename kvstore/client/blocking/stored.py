@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 from kvstore.client.blocking.client import Client
 from kvstore.client.blocking.typed import TypedClient
 from kvstore.client.core.codecs import Codec
-from kvstore.client.core.typed_steps import ATTEMPTS_MAX, contended
+from kvstore.client.core.retries import ATTEMPTS_MAX, contended
 from kvstore.errors import ConditionFailed, InvalidRequest
 
 T = TypeVar("T")

@@ -1,3 +1,4 @@
+# Written by `make generate` from kvstore/client/aio/typed.py. Edit that file.
 """Values of an application's own types, over a client that speaks bytes."""
 
 from __future__ import annotations
@@ -7,12 +8,11 @@ from typing import Generic, TypeVar
 
 from kvstore.client.blocking.client import Client
 from kvstore.client.core.codecs import Codec, Coding, TypedItem, TypedReplaced
-from kvstore.client.core.typed_steps import Steps, popping, replacing
+from kvstore.client.core.retries import ATTEMPTS_MAX, contended
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import ConditionFailed
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 class TypedClient(Generic[T]):
@@ -92,17 +92,18 @@ class TypedClient(Generic[T]):
     ) -> TypedReplaced[T]:
         """Write, and return what was there before. A condition that is not met is no error here: see `applied`. What
         cannot be decoded is not overwritten, so it is read before: two round trips, and `timeout_s` is for each."""
-        steps = replacing(
-            self._coding,
-            key,
-            value,
-            ttl_s=ttl_s,
-            if_absent=if_absent,
-            if_present=if_present,
-            if_version=if_version,
-            timeout_s=timeout_s,
-        )
-        return self._run(steps)
+        data = self._coding.encode(key, value)
+        for _ in range(ATTEMPTS_MAX):
+            found = self._client.get(key, timeout_s=timeout_s)
+            version = 0 if found is None else found.version
+            old = self._coding.decode_or_none(key, found)
+            is_refused = version > 0 if if_absent else if_present and version == 0
+            if is_refused or (if_version is not None and version != if_version):
+                return TypedReplaced(False, version, old)
+            done = self._client.replace(key, data, ttl_s=ttl_s, if_version=version, timeout_s=timeout_s)
+            if done.applied:
+                return TypedReplaced(True, done.version, old)
+        raise contended(key)
 
     def put_many(self, items: Mapping[bytes, T], *, timeout_s: float | None = None) -> dict[bytes, int]:
         """Write each by itself and return the versions. Not atomic: an error is raised after all have ended. A value
@@ -113,7 +114,22 @@ class TypedClient(Generic[T]):
     def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> TypedItem[T] | None:
         """Delete, and return what was there. Raises ConditionFailed. What cannot be decoded is not deleted, so it is
         read before: two round trips, and `timeout_s` is for each."""
-        return self._run(popping(self._coding, key, if_version=if_version, timeout_s=timeout_s))
+        for _ in range(ATTEMPTS_MAX):
+            found = self._client.get(key, timeout_s=timeout_s)
+            version = 0 if found is None else found.version
+            if if_version is not None and version != if_version:
+                raise ConditionFailed(version)
+            if found is None:
+                return None
+            item = self._coding.decode(key, found)
+            try:
+                self._client.pop(key, if_version=version, timeout_s=timeout_s)
+            except ConditionFailed:
+                if if_version is not None:
+                    raise
+                continue  # another client has written the key
+            return item
+        raise contended(key)
 
     def encoded(self, key: bytes, value: T) -> bytes:
         """The bytes for a value, for a `Batch`. `key` is for errors."""
@@ -122,19 +138,3 @@ class TypedClient(Generic[T]):
     def decoded(self, key: bytes, item: Item) -> TypedItem[T]:
         """An item of the client's own, as watches and batches give it."""
         return self._coding.decode(key, item)
-
-    def _run(self, steps: Steps[R]) -> R:
-        try:
-            call = next(steps)
-            while True:
-                try:
-                    answer = call(self._client)
-                except ConditionFailed as error:
-                    call = steps.throw(error)
-                else:
-                    call = steps.send(answer)
-        except StopIteration as end:
-            result: R = end.value
-            return result
-        finally:
-            steps.close()

@@ -7,18 +7,18 @@ async with AsyncSession(client, b"reports") as session:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Self, TypeVar
 
 from kvstore.client.aio.client import AsyncClient
-from kvstore.client.coordination import gathering, handing_out
+from kvstore.client.aio.watch import AsyncWatch
+from kvstore.client.coordination import gathering, handing_out, queueing
 from kvstore.client.coordination.handing_out import Taken
 from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, Lease
-from kvstore.client.coordination.lock_head import LockHead
+from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
 from kvstore.client.coordination.steps import (
     Await,
     Find,
@@ -30,17 +30,16 @@ from kvstore.client.coordination.steps import (
     Write,
     is_late,
 )
-from kvstore.client.core import forks
-from kvstore.client.core.batch import Batch
+from kvstore.client.coordination.tasks import Caller, SessionRunner
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
 from kvstore.env.library_env import LibraryEnv, library_env
-from kvstore.errors import ConditionFailed, Refused, StoreError
+from kvstore.errors import ConditionFailed, InvalidRequest, Refused, StoreError
 
 T = TypeVar("T")
 
 
-class AsyncSession:
+class AsyncSession(SessionRunner):
     """A lease on keys of one `{tag}`, kept alive in a third of its `ttl_s` for as long as this process runs and reaches
     the store. `lost` is set once it is over.
 
@@ -60,26 +59,16 @@ class AsyncSession:
     ) -> None:
         """`name`: of the owner, for people who read the session's key. `env`: the time to go by, if it is not this
         machine's. Raises InvalidRequest."""
-        self._env = env or library_env("kvstore session")
+        env = env or library_env("kvstore session")
+        super().__init__(env, Lease(tag, env.random.randbytes(12).hex().encode(), ttl_s, grace_s))
         self._client, self._name = client, name
-        self.lease = Lease(tag, self._env.random.randbytes(12).hex().encode(), ttl_s, grace_s)
-        self.lost = asyncio.Event()
-        self._mutex, self._wake = asyncio.Lock(), asyncio.Event()
-        self._waits = set[asyncio.Timeout]()
-        """Of those who wait for a change, and shall not any more once the session is over."""
-        self._is_closing = self._is_forked = False
-        forks.watch(self)
-
-    def leave_to_parent(self) -> None:
-        """See kvstore.client.core.forks."""
-        self._is_closing = self._is_forked = True
-        self.lost = asyncio.Event()
-        self.lost.set()
-        self.lease.end()
 
     async def open(self) -> Self:
         """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
         SessionEnded if it is over; or what the store answers, and after a Refused it may be tried again."""
+        return await self._carry_or_undo(self._open, self._close)
+
+    async def _open(self) -> Self:
         sent, opening = self.now(), self.lease.opening(self._name)
         try:
             results = await self._client.batch(opening, timeout_s=self.lease.ttl_s)
@@ -89,25 +78,16 @@ class AsyncSession:
         self.lease.opened(results, sent)
         if self.lost.is_set():
             raise self.lease.ended()  # it was closed meanwhile
-        self._env.nursery.spawn(self._keep_alive(), name="keep alive")
+        self._start(self._renew)
         return self
 
     async def close(self) -> None:
         """End the session and its keys. If the store is not reached they end by themselves."""
-        if self._is_forked:
-            return  # the task that renews is the parent's
+        await self._carry(self._close)
+
+    async def _close(self) -> None:
         was_alive = self.is_alive
-        self._is_closing = True
-        try:
-            await self._env.nursery.close()
-            try:
-                async with asyncio.timeout(CLOSE_S), self._mutex:  # what is being written is to end, too
-                    closing = self._end()
-            except TimeoutError:
-                closing = self._end()
-        finally:
-            if not self.lost.is_set():  # it was cancelled: nobody renews the session any more
-                self._over()
+        closing = await self._end()
         if was_alive:
             try:
                 await self._client.batch(closing, timeout_s=min(CLOSE_S, self.lease.ttl_s))
@@ -144,11 +124,12 @@ class AsyncSession:
     async def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
         """Carry out a recipe of this package. Raises NotInTime if it takes longer."""
         until = inf if timeout_s is None else self.now() + timeout_s
+        caller = Caller()
         try:
             step = next(recipe)
             while True:
                 try:
-                    answer = await self._do(step, until)
+                    answer = await self._carry(partial(self._do, step, until, caller))
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
@@ -157,29 +138,29 @@ class AsyncSession:
             result: T = end.value
             return result
         finally:
-            recipe.close()
+            caller.leave(recipe)
             if self.lease.has_discarded:
-                self._wake.set()
+                self._drop_discarded()
 
     # ── steps ──
 
-    async def _do(self, step: Step, until: float) -> object:
+    async def _do(self, step: Step, until: float, caller: Caller) -> object:
         try:
             match step:
                 case Write():
-                    return await self._write(step, until)
+                    return await self._write(step, until, caller)
                 case Find():
                     return await self._find(step, until)
                 case Await():
-                    return await self._await(step, until)
+                    return await self._await(step, until, caller)
         except StoreError as error:
             if self.now() < until or not is_late(error, step):
                 raise
             raise NotInTime(f"the time was over: {error}") from error
 
-    async def _write(self, write: Write, until: float) -> object:
+    async def _write(self, write: Write, until: float, caller: Caller | None = None) -> object:
         lease = self.lease
-        async with self._turn(until):
+        async with self._turn(self._left_s(until), caller):
             sent = self.now()
             batch = lease.batch(write, sent)
             try:
@@ -190,19 +171,6 @@ class AsyncSession:
                     raise SessionEnded(f"the session {lease.key!r} has ended") from None
                 raise
             return lease.wrote(write, batch, results, sent)
-
-    @asynccontextmanager
-    async def _turn(self, until: float) -> AsyncIterator[None]:
-        """Batches of one session follow one another."""
-        try:
-            async with asyncio.timeout(self._left_s(until)):
-                await self._mutex.acquire()
-        except TimeoutError:
-            raise NotInTime("the session was busy with other writes until the time was over") from None
-        try:
-            yield
-        finally:
-            self._mutex.release()
 
     async def _find(self, find: Find, until: float) -> Found:
         found: dict[bytes, Item] = {}
@@ -217,30 +185,26 @@ class AsyncSession:
             if token is None or len(found) == find.limit:
                 return found
 
-    async def _await(self, step: Await, until: float) -> Found:
+    async def _await(self, step: Await, until: float, caller: Caller) -> Found:
         """Wait until the time or the session is over, which `_over` tells."""
-        if not self.is_alive:
-            raise self.lease.ended()
-        try:
-            async with asyncio.timeout(self._left_s(until)) as wait:
-                self._waits.add(wait)
-                try:
-                    return await self._look(step, until)
-                finally:
-                    self._waits.discard(wait)
-        except TimeoutError:
-            if not self.is_alive:
-                raise self.lease.ended() from None
-            raise NotInTime(f"nothing came in time below {step.find.prefix!r}") from None
-
-    async def _look(self, step: Await, until: float) -> Found:
-        """The watch is on before the first look: what changes between two looks wakes."""
         find = step.find
         key, prefix = (find.prefix, b"") if step.is_key else (None, find.prefix)
-        async with self._client.watch(key, prefix=prefix, keys_only=find.keys_only) as changes:
-            while not step.is_met(found := await self._find(find, until)):
-                while not step.wakes(find, found, await anext(changes)):
-                    pass
+        changes = self._client.watch(key, prefix=prefix, keys_only=find.keys_only)
+        found = await self._watched(changes, partial(self._look, step, until), self._left_s(until), caller)
+        if found is not None:
+            return found
+        if not self.is_alive:
+            raise self.lease.ended()
+        raise NotInTime(f"nothing came in time below {find.prefix!r}")
+
+    async def _look(self, step: Await, until: float, changes: AsyncWatch) -> Found | None:
+        """Return the keys once they are as the caller wants them, or None if the watch was closed before. The watch has
+        begun before the first read, so each change between two reads wakes the caller."""
+        while not step.is_met(found := await self._find(step.find, until)):
+            while (change := await anext(changes, None)) is not None and not step.wakes(step.find, found, change):
+                pass
+            if change is None:
+                return None
         return found
 
     def _left_s(self, until: float) -> float | None:
@@ -248,45 +212,20 @@ class AsyncSession:
 
     # ── keeping alive ──
 
-    async def _keep_alive(self) -> None:
-        try:
-            await self._renew()
-        finally:
-            if not self._is_closing:
-                self._over()
-
     async def _renew(self) -> None:
         lease = self.lease
         while lease.is_alive(now := self.now()):
-            try:
-                async with asyncio.timeout(lease.pause_s(now)):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
+            await self._pause(lease.pause_s(now))
             try:
                 await self._write(Write(renews=lease.is_due(self.now())), inf)
             except SessionEnded:
                 break
             except StoreError:
-                await asyncio.sleep(min(lease.renew_after_s, AGAIN_S))
+                await self._rest(min(lease.renew_after_s, AGAIN_S))
                 self._wake.set()
             else:
                 if lease.has_discarded:
                     self._wake.set()
-
-    def _end(self) -> Batch:
-        """End the session here; returns what ends it in the store."""
-        closing = self.lease.closing()
-        self._over()
-        return closing
-
-    def _over(self) -> None:
-        self.lease.end()
-        self.lost.set()
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(0.0)
 
 
 class AsyncLock:
@@ -297,28 +236,51 @@ class AsyncLock:
     was stopped between asking and acting cannot. So hand `token` to what is protected, to refuse lower ones than it has
     seen (docs/protocol.md, Q5)."""
 
+    _kind = b"lock"
+    """The part of its keys that tells locks from elections."""
+    _value = b""
+    """The value of its keys: what the holder says."""
+
     def __init__(self, session: AsyncSession, name: bytes, *, shared: bool = False) -> None:
-        self._session = session
-        self._head = LockHead(session.lease, session.now, name, shared=shared)
+        self._session, self._lease = session, session.lease
+        self._prefix = session.lease.path(self._kind, name, b"")
+        self._mode = SHARED if shared else EXCLUSIVE
+        self._place: Place | None = None
 
     async def acquire(self, *, timeout_s: float | None = None) -> int:
         """Wait for one's turn, in the order of asking, and return the fencing token. Raises NotInTime, SessionEnded, or
         what the store answers; then nothing is held."""
-        return await self._session.run(self._head.acquire(), timeout_s=timeout_s)
+        return await self._session.run(self._acquiring(), timeout_s=timeout_s)
+
+    def _acquiring(self) -> Recipe[int]:
+        if self.is_held:
+            raise InvalidRequest("this lock is held already; make one for each that waits")
+        place = yield from queueing.acquire(self._lease, self._prefix, self._mode, self._value)
+        if not self._lease.holds(place.key, self._session.now()):
+            self._lease.discard(place.key)
+            raise self._lease.ended()
+        self._place = place
+        return place.token
 
     async def release(self) -> bool:
         """Give it up. True if it was held until now; False: it was lost before, and another may have held it."""
-        return await self._session.run(self._head.release())
+        return await self._session.run(self._releasing())
+
+    def _releasing(self) -> Recipe[bool]:
+        place, self._place = self._place, None
+        if place is None:
+            return False
+        return (yield from queueing.release(self._lease, self._prefix, place, self._mode))
 
     @property
     def is_held(self) -> bool:
         """Whether it is held now, by this machine's monotonic clock."""
-        return self._head.is_held
+        return self._place is not None and self._lease.holds(self._place.key, self._session.now())
 
     @property
     def token(self) -> int:
         """The fencing token of the last acquisition; 0 without one. Each that is later, by whomever, has a higher."""
-        return self._head.token
+        return 0 if self._place is None else self._place.token
 
     async def __aenter__(self) -> int:
         return await self.acquire()
@@ -333,18 +295,20 @@ class AsyncElection(AsyncLock):
     """A lock whose holder leads, and says by `value` who it is: `acquire` stands for election and returns once elected,
     `release` resigns."""
 
+    _kind = b"leader"
+
     def __init__(self, session: AsyncSession, name: bytes, value: bytes = b"") -> None:
-        self._session = session
-        self._head = LockHead(session.lease, session.now, name, kind=b"leader", value=value)
+        super().__init__(session, name)
+        self._value = value
 
     async def leader(self) -> tuple[bytes, int] | None:
         """The leader's value and token; None if nobody leads. A leader that has died is told until its session ends."""
-        return await self._session.run(self._head.leader())
+        return await self._session.run(queueing.leader(self._prefix))
 
     async def next_leader(self, known: int = 0, *, timeout_s: float | None = None) -> tuple[bytes, int] | None:
         """Wait until another one leads than that of the token `known` (0: nobody), and tell it as `leader` does. Raises
         NotInTime."""
-        return await self._session.run(self._head.next_leader(known), timeout_s=timeout_s)
+        return await self._session.run(queueing.next_leader(self._prefix, known), timeout_s=timeout_s)
 
 
 class AsyncGroup:

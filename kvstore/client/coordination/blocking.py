@@ -1,4 +1,6 @@
-"""Coordination for threads, scripts and gevent: the same as on asyncio, blocking. A session has one thread of its own.
+# Written by `make generate` from kvstore/client/coordination/aio.py. Edit that file.
+"""Coordination for threads, scripts and gevent: sessions, each with one thread of its own, and on them locks,
+elections, groups, barriers, rendezvous, queues.
 
 with Session(client, b"reports") as session:
     with Lock(session, b"nightly") as token:
@@ -7,20 +9,18 @@ with Session(client, b"reports") as session:
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Self, TypeVar
 
 from kvstore.client.blocking.client import Client
-from kvstore.client.blocking.watch import Watch, end_in
-from kvstore.client.coordination import gathering, handing_out
+from kvstore.client.blocking.watch import Watch
+from kvstore.client.coordination import gathering, handing_out, queueing
 from kvstore.client.coordination.handing_out import Taken
 from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, Lease
-from kvstore.client.coordination.lock_head import LockHead
+from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
 from kvstore.client.coordination.steps import (
     Await,
     Find,
@@ -32,17 +32,16 @@ from kvstore.client.coordination.steps import (
     Write,
     is_late,
 )
-from kvstore.client.core import forks
+from kvstore.client.coordination.threads import Caller, SessionRunner
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
 from kvstore.env.library_env import LibraryEnv, library_env
-from kvstore.errors import ConditionFailed, Refused, StoreError
-from kvstore.rpc import workers
+from kvstore.errors import ConditionFailed, InvalidRequest, Refused, StoreError
 
 T = TypeVar("T")
 
 
-class Session:
+class Session(SessionRunner):
     """A lease on keys of one `{tag}`, kept alive in a third of its `ttl_s` for as long as this process runs and reaches
     the store. `lost` is set once it is over.
 
@@ -62,37 +61,14 @@ class Session:
     ) -> None:
         """`name`: of the owner, for people who read the session's key. `env`: the time to go by, if it is not this
         machine's. Raises InvalidRequest."""
-        self._env = env or library_env("kvstore session")
+        env = env or library_env("kvstore session")
+        super().__init__(env, Lease(tag, env.random.randbytes(12).hex().encode(), ttl_s, grace_s))
         self._client, self._name = client, name
-        self.lease = Lease(tag, self._env.random.randbytes(12).hex().encode(), ttl_s, grace_s)
-        self.lost = threading.Event()
-        self._make_locks()
-        self._wake = threading.Event()
-        self._waits: dict[Watch, None] = {}
-        """Of those who wait for a change, and shall not any more once the session is over. Under `_guard`."""
-        self._keeper: threading.Thread | None = None
-        forks.watch(self)
-
-    def _make_locks(self) -> None:
-        self._mutex, self._guard = threading.Lock(), threading.Lock()
-
-    def leave_to_parent(self) -> None:
-        """See kvstore.client.core.forks."""
-        self._make_locks()  # a thread that is not here may hold them
-        self.lost, self._wake, self._waits, self._keeper = threading.Event(), threading.Event(), {}, None
-        self.lost.set()
-        self.lease.end()
 
     def open(self) -> Self:
         """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
         SessionEnded if it is over; or what the store answers, and after a Refused it may be tried again."""
-        try:
-            return workers.run(self._open)
-        except StoreError:
-            raise
-        except BaseException:  # the caller was interrupted: nobody would close what a worker may open
-            workers.start(workers.Job(self._close))
-            raise
+        return self._carry_or_undo(self._open, self._close)
 
     def _open(self) -> Self:
         sent, opening = self.now(), self.lease.opening(self._name)
@@ -104,24 +80,16 @@ class Session:
         self.lease.opened(results, sent)
         if self.lost.is_set():
             raise self.lease.ended()  # it was closed meanwhile
-        self._keeper = threading.Thread(target=self._keep_alive, name="kvstore session", daemon=True)
-        self._keeper.start()
+        self._start(self._renew)
         return self
 
     def close(self) -> None:
         """End the session and its keys. If the store is not reached they end by themselves."""
-        workers.run(self._close)
+        self._carry(self._close)
 
     def _close(self) -> None:
         was_alive = self.is_alive
-        is_free = self._mutex.acquire(timeout=CLOSE_S)  # what is being written is to end, too
-        closing = self.lease.closing()
-        self._over()
-        if is_free:
-            self._mutex.release()
-        self._wake.set()
-        if self._keeper is not None and self._keeper is not threading.current_thread():
-            self._keeper.join(CLOSE_S)
+        closing = self._end()
         if was_alive:
             try:
                 self._client.batch(closing, timeout_s=min(CLOSE_S, self.lease.ttl_s))
@@ -158,12 +126,12 @@ class Session:
     def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
         """Carry out a recipe of this package. Raises NotInTime if it takes longer."""
         until = inf if timeout_s is None else self.now() + timeout_s
-        caller = _Caller()
+        caller = Caller()
         try:
             step = next(recipe)
             while True:
                 try:
-                    answer = workers.run(partial(self._do, step, until, caller))
+                    answer = self._carry(partial(self._do, step, until, caller))
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
@@ -172,17 +140,13 @@ class Session:
             result: T = end.value
             return result
         finally:
-            caller.has_left = True
-            recipe.close()
-            if (waits := caller.waits) is not None:
-                workers.start(workers.Job(waits.close))
+            caller.leave(recipe)
             if self.lease.has_discarded:
-                workers.run(self._wake.set)
+                self._drop_discarded()
 
     # ── steps ──
 
-    def _do(self, step: Step, until: float, caller: _Caller) -> object:
-        """Take a step of a recipe, in a worker."""
+    def _do(self, step: Step, until: float, caller: Caller) -> object:
         try:
             match step:
                 case Write():
@@ -196,11 +160,9 @@ class Session:
                 raise
             raise NotInTime(f"the time was over: {error}") from error
 
-    def _write(self, write: Write, until: float, caller: _Caller | None = None) -> object:
+    def _write(self, write: Write, until: float, caller: Caller | None = None) -> object:
         lease = self.lease
-        with self._turn(until):
-            if caller is not None and caller.has_left:
-                raise NotInTime("the caller was interrupted before its turn")
+        with self._turn(self._left_s(until), caller):
             sent = self.now()
             batch = lease.batch(write, sent)
             try:
@@ -211,17 +173,6 @@ class Session:
                     raise SessionEnded(f"the session {lease.key!r} has ended") from None
                 raise
             return lease.wrote(write, batch, results, sent)
-
-    @contextmanager
-    def _turn(self, until: float) -> Iterator[None]:
-        """Batches of one session follow one another."""
-        left_s = self._left_s(until)
-        if not self._mutex.acquire(timeout=-1 if left_s is None else left_s):
-            raise NotInTime("the session was busy with other writes until the time was over")
-        try:
-            yield
-        finally:
-            self._mutex.release()
 
     def _find(self, find: Find, until: float) -> Found:
         found: dict[bytes, Item] = {}
@@ -236,24 +187,12 @@ class Session:
             if token is None or len(found) == find.limit:
                 return found
 
-    def _await(self, step: Await, until: float, caller: _Caller) -> Found:
-        """Wait until the time is over, which ends the watch, or the session is, which `_over` tells."""
+    def _await(self, step: Await, until: float, caller: Caller) -> Found:
+        """Wait until the time or the session is over, which `_over` tells."""
         find = step.find
         key, prefix = (find.prefix, b"") if step.is_key else (None, find.prefix)
         changes = self._client.watch(key, prefix=prefix, keys_only=find.keys_only)
-        left_s = self._left_s(until)
-        if left_s is not None:
-            end_in(changes, left_s)
-        with self._guard:
-            self._waits[changes] = None
-        caller.waits = changes
-        try:
-            found = self._look(step, until, changes) if self.is_alive and not caller.has_left else None
-        finally:
-            caller.waits = None
-            with self._guard:
-                del self._waits[changes]
-            changes.close()
+        found = self._watched(changes, partial(self._look, step, until), self._left_s(until), caller)
         if found is not None:
             return found
         if not self.is_alive:
@@ -261,9 +200,8 @@ class Session:
         raise NotInTime(f"nothing came in time below {find.prefix!r}")
 
     def _look(self, step: Await, until: float, changes: Watch) -> Found | None:
-        """The keys once they are as was waited for; None if the watch was ended before. It is on before the first look:
-        what changes between two looks wakes."""
-        changes.ready()
+        """Return the keys once they are as the caller wants them, or None if the watch was closed before. The watch has
+        begun before the first read, so each change between two reads wakes the caller."""
         while not step.is_met(found := self._find(step.find, until)):
             while (change := next(changes, None)) is not None and not step.wakes(step.find, found, change):
                 pass
@@ -276,44 +214,20 @@ class Session:
 
     # ── keeping alive ──
 
-    def _keep_alive(self) -> None:
-        try:
-            self._renew()
-        finally:
-            self._over()
-
     def _renew(self) -> None:
         lease = self.lease
         while lease.is_alive(now := self.now()):
-            self._wake.wait(lease.pause_s(now))
-            self._wake.clear()
+            self._pause(lease.pause_s(now))
             try:
                 self._write(Write(renews=lease.is_due(self.now())), inf)
             except SessionEnded:
                 break
             except StoreError:
-                self.lost.wait(min(lease.renew_after_s, AGAIN_S))
+                self._rest(min(lease.renew_after_s, AGAIN_S))
                 self._wake.set()
             else:
                 if lease.has_discarded:
                     self._wake.set()
-
-    def _over(self) -> None:
-        self.lease.end()
-        with self._guard:
-            waits = list(self._waits)
-        for each in waits:
-            each.close()
-        self.lost.set()  # last: callers wait for it, and one that is interrupted may keep the lock of the event
-
-
-class _Caller:
-    """A caller of a recipe, as the worker sees it that takes a step for it."""
-
-    has_left = False
-    """True once the caller was interrupted: what it wanted to write must not be written behind what undoes it."""
-    waits: Watch | None = None
-    """The watch of the step that waits for a change. Once the caller has left, nobody else closes it."""
 
 
 class Lock:
@@ -324,28 +238,51 @@ class Lock:
     was stopped between asking and acting cannot. So hand `token` to what is protected, to refuse lower ones than it has
     seen (docs/protocol.md, Q5)."""
 
+    _kind = b"lock"
+    """The part of its keys that tells locks from elections."""
+    _value = b""
+    """The value of its keys: what the holder says."""
+
     def __init__(self, session: Session, name: bytes, *, shared: bool = False) -> None:
-        self._session = session
-        self._head = LockHead(session.lease, session.now, name, shared=shared)
+        self._session, self._lease = session, session.lease
+        self._prefix = session.lease.path(self._kind, name, b"")
+        self._mode = SHARED if shared else EXCLUSIVE
+        self._place: Place | None = None
 
     def acquire(self, *, timeout_s: float | None = None) -> int:
         """Wait for one's turn, in the order of asking, and return the fencing token. Raises NotInTime, SessionEnded, or
         what the store answers; then nothing is held."""
-        return self._session.run(self._head.acquire(), timeout_s=timeout_s)
+        return self._session.run(self._acquiring(), timeout_s=timeout_s)
+
+    def _acquiring(self) -> Recipe[int]:
+        if self.is_held:
+            raise InvalidRequest("this lock is held already; make one for each that waits")
+        place = yield from queueing.acquire(self._lease, self._prefix, self._mode, self._value)
+        if not self._lease.holds(place.key, self._session.now()):
+            self._lease.discard(place.key)
+            raise self._lease.ended()
+        self._place = place
+        return place.token
 
     def release(self) -> bool:
         """Give it up. True if it was held until now; False: it was lost before, and another may have held it."""
-        return self._session.run(self._head.release())
+        return self._session.run(self._releasing())
+
+    def _releasing(self) -> Recipe[bool]:
+        place, self._place = self._place, None
+        if place is None:
+            return False
+        return (yield from queueing.release(self._lease, self._prefix, place, self._mode))
 
     @property
     def is_held(self) -> bool:
         """Whether it is held now, by this machine's monotonic clock."""
-        return self._head.is_held
+        return self._place is not None and self._lease.holds(self._place.key, self._session.now())
 
     @property
     def token(self) -> int:
         """The fencing token of the last acquisition; 0 without one. Each that is later, by whomever, has a higher."""
-        return self._head.token
+        return 0 if self._place is None else self._place.token
 
     def __enter__(self) -> int:
         return self.acquire()
@@ -360,18 +297,20 @@ class Election(Lock):
     """A lock whose holder leads, and says by `value` who it is: `acquire` stands for election and returns once elected,
     `release` resigns."""
 
+    _kind = b"leader"
+
     def __init__(self, session: Session, name: bytes, value: bytes = b"") -> None:
-        self._session = session
-        self._head = LockHead(session.lease, session.now, name, kind=b"leader", value=value)
+        super().__init__(session, name)
+        self._value = value
 
     def leader(self) -> tuple[bytes, int] | None:
         """The leader's value and token; None if nobody leads. A leader that has died is told until its session ends."""
-        return self._session.run(self._head.leader())
+        return self._session.run(queueing.leader(self._prefix))
 
     def next_leader(self, known: int = 0, *, timeout_s: float | None = None) -> tuple[bytes, int] | None:
         """Wait until another one leads than that of the token `known` (0: nobody), and tell it as `leader` does. Raises
         NotInTime."""
-        return self._session.run(self._head.next_leader(known), timeout_s=timeout_s)
+        return self._session.run(queueing.next_leader(self._prefix, known), timeout_s=timeout_s)
 
 
 class Group:

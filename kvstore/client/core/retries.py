@@ -17,6 +17,7 @@ from kvstore.errors import (
     Moved,
     NotLeader,
     OutcomeUnknown,
+    Overloaded,
     RateExceeded,
     Refused,
     RequestExpired,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 RENUMBER_MAX = 3
 """How often a request may get another id because the store had forgotten how old the client is."""
+ATTEMPTS_MAX = 1000
+"""Maximum number of retries when other clients change the key between read and write."""
 
 
 class Nobody(Unavailable):
@@ -63,6 +66,11 @@ def too_late(operation: Operation, last: StoreError | None, timeout_s: float) ->
     if isinstance(last, Retryable) and not isinstance(last, Nobody):
         return last
     return Unavailable(f"no answer within {timeout_s:g} s{why}")
+
+
+def contended(key: bytes) -> Overloaded:
+    """Return the error for a call that other clients have prevented ATTEMPTS_MAX times."""
+    return Overloaded(f"{key!r} was written by others each time, {ATTEMPTS_MAX} times on end")
 
 
 def lost(operation: Operation, why: str) -> StoreError:

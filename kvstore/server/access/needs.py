@@ -1,6 +1,6 @@
 """Needs of each RPC and each HTTP route, where the cluster asks who its clients are: one table. Decides only.
 
-Operations on keys have theirs in partition/state/traits.py, Redis commands in server/redis/commands.py. A method or a
+Operations on keys have theirs in partition/state/traits.py, Redis commands in server/redis/commands/. A method or a
 route without a row here is an administrator's, and a test names it.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from kvstore.access import Right
 from kvstore.access.permissions import shown_range
+from kvstore.proto import admin_pb2
 from kvstore.server.access.identities import Identity
 
 Check = Callable[[Identity, Any], None]
@@ -70,17 +71,7 @@ RPC_NEEDS: dict[str, Check] = {
     "/kvstore.v1.Feed/Hold": _feed,
     **dict.fromkeys((f"/kvstore.v1.Data/{name}" for name in ("Pin", "Renew", "Unpin", "Pins")), _backup),
     "/kvstore.v1.Data/ReadPinned": _read_pinned,
-    **dict.fromkeys(
-        (
-            f"/kvstore.v1.Admin/{name}"
-            for name in (
-                *("Status", "Ring", "ChangeRing", "RingStatus", "Loads", "ChangeReplicas", "Partitions", "Ledgers"),
-                *("Ledger", "Bookies", "Drain", "Undrain", "Access", "ChangeAccess", "NodeStatus", "ClusterStatus"),
-                *("LogLevel", "SlowLog", "Profile", "Namespaces", "ChangeNamespaces"),
-            )
-        ),
-        admin,
-    ),
+    **{f"/kvstore.v1.Admin/{each.name}": admin for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods},
     "/grpc.health.v1.Health/Check": nothing,
     "/grpc.health.v1.Health/Watch": nothing,
     **dict.fromkeys(

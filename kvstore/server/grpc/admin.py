@@ -9,7 +9,10 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from kvstore.env import Env
-from kvstore.errors import Corrupted, NoSuchLedger, Unavailable
+from kvstore.env.log_output import Output
+from kvstore.env.profiler import Profiler, name_of
+from kvstore.env.slow_log import KEPT
+from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, Unavailable
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
@@ -20,7 +23,6 @@ from kvstore.rpc.calls import Few
 from kvstore.server.access.identities import Access
 from kvstore.server.grpc.access_admin import AccessAdmin
 from kvstore.server.grpc.namespace_admin import Known, NamespaceAdmin
-from kvstore.server.grpc.node_admin import NodeAdmin, NodeParts
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
 from kvstore.server.routing.backend import Backend
 from kvstore.server.status.ledger_survey import LedgerSurvey
@@ -45,9 +47,13 @@ class Surveys(Protocol):
         ...
 
 
-class AdminSource(RingSource, NodeParts, Protocol):
-    """The node behind the service."""
+class AdminSource(RingSource, Protocol):
+    """The node behind the service: kvstore.server.app.Node."""
 
+    log_output: Output
+
+    @property
+    def env(self) -> Env: ...
     @property
     def version(self) -> str: ...
     @property
@@ -93,7 +99,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self._ring = RingAdmin(env, source, backend)
         self._access = AccessAdmin(source.store, source.access, env.clock.date_ms, env.clock.passed_ms)
         self._namespaces = NamespaceAdmin(source.store, source.namespaces, source.versions)
-        self._node = NodeAdmin(source)
+        self._profiler = Profiler()
         self._clock = env.clock
         self._began = env.clock.now()
         self._reads = Few("surveys")
@@ -199,13 +205,42 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return await self._namespaces.change(request)
 
     async def LogLevel(self, request: admin_pb2.LogLevelRequest, context: Context) -> admin_pb2.LogLevelResponse:
-        return await self._node.log_level(request)
+        output = self._source.log_output
+        if request.logger:
+            try:
+                output.set_level(request.logger, request.level)
+            except ValueError as error:
+                raise InvalidRequest(str(error)) from None
+        elif request.level:
+            raise InvalidRequest(f"want a logger beside the level {request.level[:100]!r}, got none")
+        return admin_pb2.LogLevelResponse(levels=output.levels())
 
     async def SlowLog(self, request: admin_pb2.SlowLogRequest, context: Context) -> admin_pb2.SlowLogResponse:
-        return await self._node.slow_log(request)
+        slow = self._source.env.slow
+        response = admin_pb2.SlowLogResponse(slow_ms=slow.slow_ms, total=slow.total)
+        for each in slow.latest(request.count or KEPT, request.key):
+            response.operations.add(
+                date_ms=each.date_ms,
+                at=each.at,
+                operation=each.operation,
+                key=each.key,
+                partition=each.partition,
+                took_ms=each.took_s * 1000,
+                parts={name: seconds * 1000 for name, seconds in each.parts.items()},
+                operations=each.operations,
+                starved=each.starved,
+            )
+        return response
 
     async def Profile(self, request: admin_pb2.ProfileRequest, context: Context) -> admin_pb2.ProfileResponse:
-        return await self._node.profile(request)
+        profile = await self._profiler.take(request.seconds, request.rate)
+        response = admin_pb2.ProfileResponse(looks=profile.looks, took_s=profile.took_s)
+        places: dict[str, int] = {}
+        for (thread, calls), seen in profile.stacks.items():
+            frames = [places.setdefault(name_of(code), len(places)) for code in calls]
+            response.stacks.add(thread=thread, frames=frames, looks=seen.looks, cpu_us=seen.cpu_ns // 1_000)
+        response.frames.extend(places)
+        return response
 
     async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
         """The answer of what reads much of the metadata store."""

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import grpc
 from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import MethodOptions
 
 from kvstore.errors import StoreError
 from kvstore.proto import admin_pb2
@@ -22,12 +23,11 @@ ARGUMENTS_MAX = 500
 ASKED_BYTES_MAX = 16 << 10
 """Of what was asked for: beyond this only how much it was."""
 _READS = frozenset(
-    (
-        *("Status", "NodeStatus", "ClusterStatus", "Ring", "RingStatus", "Loads", "Partitions", "Ledgers", "Ledger"),
-        *("Bookies", "Access", "Namespaces", "SlowLog", "Profile"),
-    )
+    each.name
+    for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods
+    if each.GetOptions().idempotency_level == MethodOptions.NO_SIDE_EFFECTS
 )
-"""Methods that change nothing. Every other method is a change, so that a new method cannot be left out."""
+"""Methods that admin.proto declares to change nothing. Every other method is a change."""
 
 
 class Audited:

@@ -1,4 +1,4 @@
-"""The node's numbers as Prometheus metrics, under the names that metric_names.py has for them. Decides only."""
+"""The node's numbers as the Prometheus metrics that metric_table.py declares. Decides only."""
 
 from __future__ import annotations
 
@@ -8,24 +8,19 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from kvstore.env.histogram import Histogram
-from kvstore.server.http.metric_names import NAMES
+from kvstore.server.http.metric_table import Declaration, Kind, declared
 
 PREFIX = "kvstore"
 
 Statistics = Mapping[str, Any]
 
-HISTOGRAM_LABELS = {
-    "server_resp_command_s": "command",
-    "server_grpc_call_s": "method",
-    "server_http_request_s": "route",
-}
 BUCKETS = {"_seconds": range(6, 25), "": range(13)}
 """Which powers of two of a histogram's unit bound a published bucket: 64 µs to 17 s, or 1 to 4,096."""
 
 
 def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
     """The numbers of one part as metrics. A table of tables gets a label named after the part in the singular, with
-    their names as its values; a histogram in a table of histograms one of HISTOGRAM_LABELS."""
+    their names as its values; a histogram in a table of histograms gets the label of its declaration."""
     tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
     if tables and len(tables) == len(values) and not any(map(_is_histograms, tables.values())):
         label = part.removesuffix("s")
@@ -51,11 +46,6 @@ def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
         yield metric
 
 
-def published_name(inner: str) -> tuple[str, str]:
-    """The name, without prefix, and the sentence under which a number is published."""
-    return NAMES.get(inner, (inner, f"See docs/metrics.md: {inner.replace('_', ' ')}."))
-
-
 def _with_flags(table: Statistics) -> Statistics:
     """A replica says in words what role it has and why it stopped; alarms need numbers. Moves have numbers as names."""
     if "role" not in table:
@@ -64,21 +54,24 @@ def _with_flags(table: Statistics) -> Statistics:
     return {**rest, "is_leader": table["role"] == "serving", "has_failed": table.get("failure") is not None}
 
 
-def _metric(inner: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
-    name, text = published_name(inner)
-    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    return kind(f"{PREFIX}_{name}", text, labels=labels)
+def _metric(source: str, label: str = "") -> CounterMetricFamily | GaugeMetricFamily:
+    found = declared(source, label)
+    kind = CounterMetricFamily if found.kind is Kind.COUNTER else GaugeMetricFamily
+    return kind(f"{PREFIX}_{found.name}", found.text, labels=_labels(found))
 
 
-def _histogram(inner: str, rows: Mapping[tuple[str, ...], Histogram]) -> HistogramMetricFamily:
-    name, text = published_name(inner)
-    labels = [HISTOGRAM_LABELS[inner]] if any(rows) else []
-    metric = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
-    exponents = BUCKETS["_seconds" if name.endswith("_seconds") else ""]
-    for row, found in rows.items():
-        buckets = [(f"{found.unit * (1 << each):g}", float(sum(found.buckets[: each + 1]))) for each in exponents]
-        metric.add_metric(list(row), [*buckets, ("+Inf", float(found.count))], found.total)
+def _histogram(source: str, rows: Mapping[tuple[str, ...], Histogram]) -> HistogramMetricFamily:
+    found = declared(source)
+    metric = HistogramMetricFamily(f"{PREFIX}_{found.name}", found.text, labels=_labels(found))
+    exponents = BUCKETS["_seconds" if found.name.endswith("_seconds") else ""]
+    for row, counted in rows.items():
+        buckets = [(f"{counted.unit * (1 << each):g}", float(sum(counted.buckets[: each + 1]))) for each in exponents]
+        metric.add_metric(list(row), [*buckets, ("+Inf", float(counted.count))], counted.total)
     return metric
+
+
+def _labels(found: Declaration) -> list[str]:
+    return [found.label] if found.label else []
 
 
 def _is_histograms(value: Any) -> bool:

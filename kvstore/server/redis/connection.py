@@ -1,4 +1,4 @@
-"""One Redis client's connection: bytes in, replies out. pipeline.py has its commands, reply_queue.py its replies."""
+"""One Redis client's connection: bytes in, replies out. pipeline/ has its commands and replies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol, runtime_checkable
 from kvstore.env import Stream, StreamHandler
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.identities import Identity
-from kvstore.server.redis import pipeline
 from kvstore.server.redis.admission import REFUSAL, Admission, Trial
 from kvstore.server.redis.parser import Parser
-from kvstore.server.redis.pipeline import Pipeline
+from kvstore.server.redis.pipeline import pipeline
+from kvstore.server.redis.pipeline.pipeline import Pipeline
 from kvstore.server.redis.plans import CommandError
 from kvstore.server.redis.session import Session
 

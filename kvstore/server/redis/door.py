@@ -21,12 +21,12 @@ from kvstore.server.access.logins import Logins
 from kvstore.server.config import Limits
 from kvstore.server.redis import replies
 from kvstore.server.redis.admission import SERVERS_MAX, Admission
+from kvstore.server.redis.commands.lock_scripts import Scripts
 from kvstore.server.redis.connection import RespConnection
 from kvstore.server.redis.fresh import Fresh
-from kvstore.server.redis.inflight_limit import InflightLimit
-from kvstore.server.redis.latency import CommandLatency
-from kvstore.server.redis.reply_memory import LOOK_S, Holder, ReplyMemory
-from kvstore.server.redis.scripts import Scripts
+from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.latency import CommandLatency
+from kvstore.server.redis.pipeline.reply_memory import LOOK_S, Holder, ReplyMemory
 from kvstore.server.redis.session import REDIS_VERSION, Facts
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import assert_never
 
 from kvstore.access import Right
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
-from kvstore.server.redis.commands import Need, known
 from kvstore.server.redis.plans import CommandError
 
 NOAUTH = "NOAUTH Authentication required."
@@ -17,6 +17,25 @@ NOAUTH_HELLO = (
     "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> "
     "option can be used to authenticate the client and select the RESP protocol version at the same time"
 )
+
+
+class Need(Enum):
+    """The requirements of a command, where the cluster authenticates its clients (docs/design/0014)."""
+
+    NOTHING = auto()
+    """Not even a login: the client logs in by the command, leaves, or authenticates in another way."""
+    LOGIN = auto()
+    """A login. The command shows no keys, and nothing about other users."""
+    OPERATIONS = auto()
+    """What each of its operations needs on its key."""
+    READ_SOME = auto()
+    """The right to read some keys. The command shows only these."""
+    READ_ALL = auto()
+    """The right to read every key."""
+    WRITE_ALL = auto()
+    """The right to write every key."""
+    ADMIN = auto()
+    """The right to administer the cluster."""
 
 
 class Gate:
@@ -27,16 +46,11 @@ class Gate:
     def __init__(self, access: Access, identity: Identity, address: str) -> None:
         self._access, self.identity, self._address = access, identity, address
 
-    def check(self, words: list[bytes]) -> None:
-        """Check a command before anything of it is done. Raises CommandError. Its operations are checked by
-        `check_ops`."""
-        try:
-            need = known(words).need_of(words)
-        except CommandError:
-            return  # no such command: commands.py says so
-        identity, what = self.identity, f"the command {words[0][:32].decode('utf-8', 'replace').lower()}"
+    def check(self, name: str, need: Need) -> None:
+        """Check a command before anything of it is done. Raises CommandError. `check_ops` checks its operations."""
         if need is Need.NOTHING:
             return
+        identity, what = self.identity, f"the command {name}"
         try:
             match need:
                 case Need.LOGIN | Need.OPERATIONS:
@@ -52,7 +66,7 @@ class Gate:
                 case _:
                     assert_never(need)
         except StoreError as error:
-            raise self._refused(words[0][:32].decode("utf-8", "replace").lower(), error) from None
+            raise self._refused(name, error) from None
 
     def check_ops(self, ops: Sequence[Op]) -> None:
         """Check what a command does to keys. Raises CommandError: all of it, or nothing."""

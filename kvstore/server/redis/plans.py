@@ -1,20 +1,25 @@
 """Plans of Redis commands, and the checks that all of them make. Decides only.
 
-A plan is one operation and the format of its reply, several operations and what makes one reply of them, or a reply.
-What needs more than that (transactions, scans, the connection's own state) is a Special, done in server_commands.py.
+A plan is one operation and the format of its reply, several operations and a function that makes one reply of their
+results, or a reply. A command that needs more than operations on keys (a transaction, a scan, the state of its
+connection) has no plan: its row in commands/ has a handler of the kind `Alone`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvstore.errors import OutcomeUnknown, Refused, StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op
 from kvstore.server.redis import replies
+from kvstore.server.redis.replies import Fmt
 
 BATCH = int(Code.BATCH)
+_GET = int(Code.GET)
+REPLY_BYTES_MAX = 32 << 20
+"""Bytes of the values in one reply."""
 PATTERN_BYTES_MAX = 1024
 """The longest pattern. To compile a longer one, or to look for it in a long key, takes milliseconds."""
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -60,16 +65,7 @@ class Reply(NamedTuple):
     data: bytes
 
 
-class Special(NamedTuple):
-    """A command that server_commands.py does. It begins when everything before it has been answered, and holds up what
-    comes after it."""
-
-    name: str
-    words: list[bytes]
-
-
-Plan = Single | Several | Reply | Special
-
+Plan = Single | Several | Reply
 
 Build = Callable[[list[bytes], Context], Plan]
 
@@ -113,6 +109,21 @@ def integer(word: bytes) -> int:
     if not plain or not INT64_MIN <= int(word) <= INT64_MAX:
         raise CommandError("ERR value is not an integer or out of range")
     return int(word)
+
+
+def value_bytes(plans: Iterable[Plan], most: int) -> int:
+    """Return the largest number of bytes, at most twice `most`, that the values which `plans` read and the replies made
+    of them take."""
+    values = 0
+    for each in plans:
+        match each:
+            case Single(_, format_):
+                values += format_ in (Fmt.VALUE, Fmt.OLD_VALUE)
+            case Several(ops, _):
+                values += sum(1 for op in ops if op[0] == _GET)
+            case Reply():
+                pass
+    return 2 * min(values * VALUE_BYTES_MAX, most)
 
 
 def together(found: Several) -> Several:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, NamedTuple
 
 from kvstore.env.events import wait_within
@@ -290,9 +291,14 @@ class OpenLog:
         await self._nursery.close()
 
     async def _sweep_now_and_then(self) -> None:
+        """Sweep at intervals of half an orphan's age. The first sweep comes at any moment of an interval: a log whose
+        leader changes more often than that is swept too, and logs that change their leaders together are swept in
+        turn."""
         age_s = self._config.orphan_age_s
+        wait_s = age_s / 2 * Random(self._handle.ledger).random()
         while self.lost is None:
-            await asyncio.sleep(age_s / 2)
+            await asyncio.sleep(wait_s)
+            wait_s = age_s / 2
             try:
                 await self.trimmer.sweep(int(age_s * 1000))
             except MetadataError as error:

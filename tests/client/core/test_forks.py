@@ -190,7 +190,7 @@ def test_a_client_of_the_parents_begins_no_watch_in_a_child_and_a_reader_of_the_
     feed._open["127.0.0.1:1"] = parents  # type: ignore[assignment]
 
     def tries() -> str:
-        said = {refusal_of(call) for call in (lambda: client.watch(b"k"), feed.positions)}
+        said = {refusal_of(call) for call in (client.open, lambda: client.watch(b"k"), feed.positions)}
         feed.close()
         return "; ".join(said)
 

@@ -10,10 +10,10 @@ import pytest
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.aio import link as aio_link
-from kvstore.client.aio import watch as aio_watch
+from kvstore.client.aio import stream as aio_stream
 from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.blocking import link as blocking_link
-from kvstore.client.blocking import watch as blocking_watch
+from kvstore.client.blocking import stream as blocking_stream
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.watching import Reading, Watched
@@ -65,8 +65,8 @@ async def test_a_watch_goes_on_at_the_next_server(monkeypatch: pytest.MonkeyPatc
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(aio_watch, "open_aio_channel", fail)
-    monkeypatch.setattr(blocking_watch, "open_channel", fail)
+    monkeypatch.setattr(aio_stream, "open_aio_channel", fail)
+    monkeypatch.setattr(blocking_stream, "open_channel", fail)
     config, asked = ClientConfig(endpoints=("a:1",), timeout_s=0.2), list[str]()
 
     def addresses() -> list[str]:

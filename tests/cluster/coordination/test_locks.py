@@ -321,7 +321,7 @@ def test_a_program_without_our_client_stands_in_the_same_line(cluster: Cluster) 
         lock = Lock(ours, b"other")
         mine = lock.acquire()
         stub.Batch(kv_pb2.BatchRequest(operations=[*renewal, stand_in_line]))
-        assert _created(stub, prefix).popitem() == (mine, lock._head.place.key if lock._head.place else b"")
+        assert _created(stub, prefix).popitem() == (mine, lock._place.key if lock._place else b"")
         lock.release()
         line = _created(stub, prefix)
         assert list(line.values()) == [place]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from scripts.rules import reference
 from tests.cluster.harness import running_cluster
 from tests.cluster.rules.endpoints import Endpoints, endpoints_of
 from tests.cluster.rules.table import ENDPOINTS, RULES, Ask
-from tests.source import ROOT
 
 OF_CLIENTS = {"python": ("asyncio", "blocking")}
 HERE = [endpoint for endpoint in ENDPOINTS if endpoint != "spark"]
@@ -46,7 +43,3 @@ def test_every_answer_of_the_table_is_a_refusal() -> None:
         asked = [ask for endpoint in ENDPOINTS if (ask := getattr(rule, endpoint)) is not None]
         assert asked, rule.rule
         assert all(ask.answer not in ("OK", "200", "exit code 0") for ask in asked), rule.rule
-
-
-def test_the_reference_of_the_rules_is_of_this_table() -> None:
-    assert Path(ROOT / "docs" / "rules.md").read_text() == reference(), "run `make reference`"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore_loadtest.generator.doors import Stopwatch
-from kvstore_loadtest.generator.users import PacedUser, Session
-from kvstore_loadtest.locustfile import *  # noqa: F403
+from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.users import PacedUser, Session
+from kvstore.loadtest.locustfile import *  # noqa: F403
 
 
 class BrokenDoor:

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from kvstore_loadtest.run import LOCUSTFILE
+from kvstore.loadtest.run import LOCUSTFILE
 from loadtest.bench.peers import free_ports
 from tests.conftest import ROOT
 from tests.waiting import PATIENCE_S

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvstore.client import Client
-from kvstore_loadtest.locustfile import *  # noqa: F403
-from kvstore_loadtest.locustfile import OwnUser, WrongValue
+from kvstore.loadtest.locustfile import *  # noqa: F403
+from kvstore.loadtest.locustfile import OwnUser, WrongValue
 
 ITEMS = 50
 

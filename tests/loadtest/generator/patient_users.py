@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore_loadtest.generator import resp_user
-from kvstore_loadtest.locustfile import *  # noqa: F403
+from kvstore.loadtest.generator import resp_user
+from kvstore.loadtest.locustfile import *  # noqa: F403
 
 resp_user.PATIENCE_S = 60.0

@@ -16,14 +16,14 @@ import gevent
 from locust.env import Environment
 
 from kvstore.client import Client, Level
-from kvstore_loadtest.generator.doors import Stopwatch
-from kvstore_loadtest.generator.expectations import Expectations
-from kvstore_loadtest.generator.grpc_user import GrpcUser
-from kvstore_loadtest.generator.resp_user import RespUser
-from kvstore_loadtest.generator.users import PacedUser, Session, record
-from kvstore_loadtest.generator.values import WrongValue
-from kvstore_loadtest.generator.workloads import Draws, Keyspace, workloads_of
-from kvstore_loadtest.report.recorder import Recorder
+from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.expectations import Expectations
+from kvstore.loadtest.generator.grpc_user import GrpcUser
+from kvstore.loadtest.generator.resp_user import RespUser
+from kvstore.loadtest.generator.users import PacedUser, Session, record
+from kvstore.loadtest.generator.values import WrongValue
+from kvstore.loadtest.generator.workloads import Draws, Keyspace, workloads_of
+from kvstore.loadtest.report.recorder import Recorder
 
 ANSWER_S, PER_S, OPERATIONS = 0.5, 10.0, 3
 SILENT_S = 0.3

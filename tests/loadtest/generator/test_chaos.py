@@ -14,10 +14,10 @@ import gevent
 import pytest
 
 from kvstore.devcluster.local import LocalCluster
-from kvstore_loadtest.generator import chaos as performing
-from kvstore_loadtest.generator.chaos import Chaos, chaos_of
-from kvstore_loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault
-from kvstore_loadtest.generator.options import Options
+from kvstore.loadtest.generator import chaos as performing
+from kvstore.loadtest.generator.chaos import Chaos, chaos_of
+from kvstore.loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault
+from kvstore.loadtest.generator.options import Options
 from tests.waiting import PATIENCE_S
 
 

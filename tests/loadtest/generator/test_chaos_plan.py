@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore_loadtest.generator.chaos_plan import ADD_PARTITION, CALM_S, KILL, SNAPSHOT, START, plan
+from kvstore.loadtest.generator.chaos_plan import ADD_PARTITION, CALM_S, KILL, SNAPSHOT, START, plan
 
 NODES = ["n1", "n2", "n3"]
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from kvstore_loadtest.generator.choosers import (
+from kvstore.loadtest.generator.choosers import (
     Chooser,
     HotSet,
     Latest,

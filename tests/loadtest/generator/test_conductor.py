@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvstore_loadtest.generator import conductor as conducting
-from kvstore_loadtest.generator.conductor import Conductor
-from kvstore_loadtest.generator.options import Options
-from kvstore_loadtest.report.baseline import baseline_of
-from kvstore_loadtest.report.recorder import Recorder
-from kvstore_loadtest.report.spoiled import EXIT
+from kvstore.loadtest.generator import conductor as conducting
+from kvstore.loadtest.generator.conductor import Conductor
+from kvstore.loadtest.generator.options import Options
+from kvstore.loadtest.report.baseline import baseline_of
+from kvstore.loadtest.report.recorder import Recorder
+from kvstore.loadtest.report.spoiled import EXIT
 
 BEGAN = 1_000.0
 
@@ -35,7 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(
-        "kvstore_loadtest.report.recorder.queued_or_none", lambda: None
+        "kvstore.loadtest.report.recorder.queued_or_none", lambda: None
     )  # the machine of this test may starve
     monkeypatch.setattr(conducting, "time", found)
     return found
@@ -160,7 +160,7 @@ def test_a_run_that_its_own_machine_spoiled_ends_with_a_code_of_its_own(
     path = tmp_path / "baseline.json"
     path.write_text(json.dumps(stored))
     looks = iter(range(1_000))
-    monkeypatch.setattr("kvstore_loadtest.report.recorder.queued_or_none", lambda: next(looks) * 0.5)
+    monkeypatch.setattr("kvstore.loadtest.report.recorder.queued_or_none", lambda: next(looks) * 0.5)
     code, made = whole_run(tmp_path, clock, baseline=path, p99_ms="1")
     assert code == EXIT == 3
     verdict = made["verdict"]
@@ -207,9 +207,9 @@ def test_the_pulse_is_taken_before_anything_is_written(tmp_path: Path, monkeypat
         done.append(f"pulse in {folder.name}")
         return {}
 
-    monkeypatch.setattr("kvstore_loadtest.pulse.measure", measure)
+    monkeypatch.setattr("kvstore.loadtest.pulse.measure", measure)
     monkeypatch.setattr(
-        "kvstore_loadtest.generator.resp_wire.load_records", lambda node, records: done.append("records")
+        "kvstore.loadtest.generator.resp_wire.load_records", lambda node, records: done.append("records")
     )
     options = Options(report=tmp_path / "reports" / "r.html", resp="localhost:1", keys=5)
     Conductor(options, Recorder()).load_records(1)

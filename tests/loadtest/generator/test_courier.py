@@ -12,10 +12,10 @@ import pytest
 
 from kvstore.client import Level
 from kvstore.errors import OutcomeUnknown
+from kvstore.loadtest.generator.courier_process import Courier as CourierProcess
+from kvstore.loadtest.generator.courier_wire import Answers, Messages, Request, Told, message
+from kvstore.loadtest.report.recorder import USE_S, Recorder
 from kvstore.rpc.status import restore
-from kvstore_loadtest.generator.courier_process import Courier as CourierProcess
-from kvstore_loadtest.generator.courier_wire import Answers, Messages, Request, Told, message
-from kvstore_loadtest.report.recorder import USE_S, Recorder
 from tests.client.model import ModelCluster
 from tests.client.serving import serving_in_a_thread
 from tests.conftest import ROOT
@@ -24,8 +24,8 @@ SCRIPT = """
 import locust, gevent, os, signal, sys, time
 from kvstore.client import Level
 from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavailable
-from kvstore_loadtest.generator.courier import Courier
-from kvstore_loadtest.generator.options import Options
+from kvstore.loadtest.generator.courier import Courier
+from kvstore.loadtest.generator.options import Options
 
 courier = Courier()
 courier.wait_started()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvstore.client import Level
-from kvstore_loadtest.generator.expectations import NO_FLOOR, UNKNOWN_MAX, Expectations, Known, next_generation
-from kvstore_loadtest.generator.values import Stamp, WrongValue, encode, writer_of
+from kvstore.loadtest.generator.expectations import NO_FLOOR, UNKNOWN_MAX, Expectations, Known, next_generation
+from kvstore.loadtest.generator.values import Stamp, WrongValue, encode, writer_of
 
 KEY = b"key"
 EARLIER = writer_of(7, 1)

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 STARTS = 80
 SCRIPT = f"""
 import locust  # makes the standard library cooperative, as `locust -f` does
-import kvstore_loadtest.locustfile
+import kvstore.loadtest.locustfile
 import gevent.event, grpc, os, subprocess, sys
 
 def call(channel, called):

@@ -11,7 +11,7 @@ from tests.waiting import PATIENCE_S
 INTERRUPTED = """
 import os, signal, sys
 import gevent
-from kvstore_loadtest.generator.interrupts import interrupt_main_greenlet
+from kvstore.loadtest.generator.interrupts import interrupt_main_greenlet
 
 interrupt_main_greenlet()
 

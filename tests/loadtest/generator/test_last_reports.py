@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore_loadtest.generator.last_reports import LastReports
+from kvstore.loadtest.generator.last_reports import LastReports
 
 
 def test_users_are_told_to_stop_and_their_reports_are_waited_for() -> None:

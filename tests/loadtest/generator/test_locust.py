@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from kvstore.client import Client
-from kvstore_loadtest.generator.workloads import Keyspace
-from kvstore_loadtest.run import LOCUSTFILE
+from kvstore.loadtest.generator.workloads import Keyspace
+from kvstore.loadtest.run import LOCUSTFILE
 from loadtest.bench.peers import free_ports
 from tests.cluster.harness import Cluster, running_cluster
 from tests.conftest import ROOT

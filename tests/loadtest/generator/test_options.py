@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from kvstore.client import Level
-from kvstore_loadtest.generator.options import Options, add_options, options_of
-from kvstore_loadtest.generator.pacing import BURSTS, EVEN, POISSON
+from kvstore.loadtest.generator.options import Options, add_options, options_of
+from kvstore.loadtest.generator.pacing import BURSTS, EVEN, POISSON
 
 
 def parsed(*words: str) -> Options:

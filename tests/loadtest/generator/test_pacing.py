@@ -8,7 +8,7 @@ from statistics import pstdev
 
 import pytest
 
-from kvstore_loadtest.generator.pacing import BURSTS, EVEN, POISSON, Arrivals, begins
+from kvstore.loadtest.generator.pacing import BURSTS, EVEN, POISSON, Arrivals, begins
 
 
 def first(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstore_loadtest.pulse import figures, measure
+from kvstore.loadtest.pulse import figures, measure
 
 
 def test_the_figures_are_quantiles_in_milliseconds() -> None:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore_loadtest.generator.doors import Stopwatch
-from kvstore_loadtest.generator.resp_wire import Lost, ReplyError, RespConnection, Unreachable, load_records
+from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.resp_wire import Lost, ReplyError, RespConnection, Unreachable, load_records
 
 
 @contextmanager

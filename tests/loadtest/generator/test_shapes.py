@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore_loadtest.generator.shapes import NAMES, Knee, Limits, Look, Seen, Shape, shape_of
+from kvstore.loadtest.generator.shapes import NAMES, Knee, Limits, Look, Seen, Shape, shape_of
 
 
 def nothing(seconds: float) -> Seen | None:

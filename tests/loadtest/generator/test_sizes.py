@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from kvstore.limits import VALUE_BYTES_MAX
-from kvstore_loadtest.generator.sizes import sizes_of
+from kvstore.loadtest.generator.sizes import sizes_of
 
 
 def drawn(text: str) -> list[int]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvstore_loadtest.generator.values import decode, run_of
-from kvstore_loadtest.report.spoiled import EXIT
-from kvstore_loadtest.run import LOCUSTFILE
+from kvstore.loadtest.generator.values import decode, run_of
+from kvstore.loadtest.report.spoiled import EXIT
+from kvstore.loadtest.run import LOCUSTFILE
 from tests.conftest import ROOT
 from tests.loadtest.generator.headless import COMMAND, run_locust
 from tests.loadtest.generator.small_redis import SmallRedis, small_redis

@@ -73,11 +73,11 @@ import locust
 from types import SimpleNamespace
 from kvstore.client import Item, Level
 from kvstore.errors import OutcomeUnknown
-from kvstore_loadtest.generator.expectations import Expectations
-from kvstore_loadtest.generator.grpc_user import GrpcDoor
-from kvstore_loadtest.generator.resp_user import RespDoor
-from kvstore_loadtest.generator.values import Stamp, WrongValue, encode
-from kvstore_loadtest.generator.workloads import Keyspace
+from kvstore.loadtest.generator.expectations import Expectations
+from kvstore.loadtest.generator.grpc_user import GrpcDoor
+from kvstore.loadtest.generator.resp_user import RespDoor
+from kvstore.loadtest.generator.values import Stamp, WrongValue, encode
+from kvstore.loadtest.generator.workloads import Keyspace
 
 def told(call):
     try:

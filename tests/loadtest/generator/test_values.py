@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore_loadtest.generator.values import BYTES_MIN, Stamp, WrongValue, decode, encode, new_run, run_of, writer_of
+from kvstore.loadtest.generator.values import BYTES_MIN, Stamp, WrongValue, decode, encode, new_run, run_of, writer_of
 
 GOLDEN = "6c743188c8028500000000000000070000000000000009000161"
 

@@ -8,19 +8,10 @@ from random import Random
 
 import pytest
 
-from kvstore_loadtest.generator.doors import first_values
-from kvstore_loadtest.generator.expectations import Expectations
-from kvstore_loadtest.generator.workloads import (
-    INSERT,
-    MODIFY,
-    READ,
-    SCAN,
-    UPDATE,
-    WORKLOADS,
-    Draws,
-    Keyspace,
-    workloads_of,
-)
+from kvstore.loadtest.generator.doors import first_values
+from kvstore.loadtest.generator.expectations import Expectations
+from kvstore.loadtest.generator.workloads import WORKLOADS, Draws, Keyspace, workloads_of
+from kvstore.loadtest.report.goals import INSERT, MODIFY, READ, SCAN, UPDATE
 
 YCSB = {
     "ycsb-a": {READ: 0.5, UPDATE: 0.5},

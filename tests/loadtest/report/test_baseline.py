@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvstore_loadtest.compare import main, run_compare
-from kvstore_loadtest.report.baseline import COUNT_MIN, Tolerance, baseline_of, compare, differences
-from kvstore_loadtest.report.spoiled import EXIT
+from kvstore.loadtest.compare import main, run_compare
+from kvstore.loadtest.report.baseline import COUNT_MIN, Tolerance, baseline_of, compare, differences
+from kvstore.loadtest.report.spoiled import EXIT
 
 
 def operation(door: str, name: str, **more: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvstore_loadtest.generator.goals import Goals
-from kvstore_loadtest.report.figures import Event, Run, document
-from kvstore_loadtest.report.recorder import Recorder
+from kvstore.loadtest.report.figures import Event, Run, document
+from kvstore.loadtest.report.goals import Goals
+from kvstore.loadtest.report.recorder import Recorder
 
 BEGAN = 1_000.0
 

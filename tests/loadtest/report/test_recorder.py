@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore_loadtest.report.recorder import WRONG_MAX, Cell, Recorder
+from kvstore.loadtest.report.recorder import WRONG_MAX, Cell, Recorder
 
 
 def measure(recorder: Recorder, seed: int, count: int = 500) -> None:
@@ -171,7 +171,7 @@ class TouchedCells(dict[int, Cell]):
 def test_the_wait_for_a_processor_is_a_share_of_the_time_after_the_warm_up_and_of_the_worst_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvstore_loadtest.report.recorder.queued_or_none", lambda: None)
+    monkeypatch.setattr("kvstore.loadtest.report.recorder.queued_or_none", lambda: None)
     one, other, master = Recorder(counted_from=10.0), Recorder(counted_from=10.0), Recorder()
     for second in range(21):
         one.waited(second, 0.9 * min(second, 9) + 0.3 * max(second - 9, 0))
@@ -190,7 +190,7 @@ def test_linux_tells_how_long_a_process_waited_for_a_processor() -> None:
 
 STARVED = """
 import os, time
-from kvstore_loadtest.report.recorder import queued_or_none
+from kvstore.loadtest.report.recorder import queued_or_none
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 child = os.fork()
 until = time.time() + (1.5 if child == 0 else 1.0)

@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvstore_loadtest.generator.goals import Goals
-from kvstore_loadtest.report.baseline import Line as Beside
-from kvstore_loadtest.report.charts import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Line, Mark, timeline
-from kvstore_loadtest.report.figures import Event, Run, document
-from kvstore_loadtest.report.recorder import Recorder
-from kvstore_loadtest.report.report import page
+from kvstore.loadtest.report.baseline import Line as Beside
+from kvstore.loadtest.report.charts import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Line, Mark, timeline
+from kvstore.loadtest.report.figures import Event, Run, document
+from kvstore.loadtest.report.goals import Goals
+from kvstore.loadtest.report.recorder import Recorder
+from kvstore.loadtest.report.report import page
 
 OPTIONS = {"workload": "ycsb-a", "shape": "chaos"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore_loadtest.report.spoiled import spoils
+from kvstore.loadtest.report.spoiled import spoils
 
 
 def total(*, p99_ms: float, late_p99_ms: float) -> dict[str, float]:

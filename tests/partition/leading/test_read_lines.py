@@ -17,7 +17,7 @@ from kvstore.partition.leading.read_lines import DROPPED_MAX, Read, ReadLines
 from kvstore.partition.leading.traced import TracedSink
 from kvstore.partition.state.commands import Code, Flag, Level, Record, Sink, get, put
 from kvstore.server.grpc.batch_budget import BatchBudget
-from kvstore.server.redis.gather import Gather
+from kvstore.server.redis.pipeline.reply_queue import Gather
 from kvstore.server.redis.plans import Several
 from kvstore.server.routing.redirects import Redirected
 from tests.partition.one_partition import Caller, Partition

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from kvstore.meta.bookie_summary import BookieSummary
 from kvstore.server.config import NodeConfig
 from kvstore.server.http import door as http_door
 from kvstore.server.http.door import HttpDoor
-from kvstore.server.http.metric_names import NAMES
+from kvstore.server.http.metric_table import DECLARED, METRICS, Kind, declared
 from kvstore.server.http.metrics import metrics_of
 from kvstore.server.http.own_names import check_name
 from kvstore.server.http.page import page_of
@@ -427,15 +428,25 @@ def test_counters_and_units_are_named_as_prometheus_wants() -> None:
         ("kvstore_bookie_readonly",): 1,
         ("kvstore_bookie_disk_bytes",): 7,
     }
-    assert all(not name.endswith(("_s", "_ms")) for name, _ in NAMES.values())
-    assert all(text.endswith(".") for _, text in NAMES.values())
-    assert len({name for name, _ in NAMES.values()}) == len(NAMES)
 
 
-def test_every_metric_stands_in_the_docs_as_it_is_published() -> None:
-    docs = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
-    rows = [f"| `kvstore_{name}` | {text} |" for name, text in NAMES.values()]
-    assert [row for row in docs.splitlines() if row.startswith("| `")] == rows
+def test_declared_metrics_follow_the_conventions_of_prometheus() -> None:
+    every = [each for part in METRICS.values() for each in part]
+    assert [each.name for each in every if each.name.endswith(("_s", "_ms"))] == []
+    assert [each.name for each in every if not each.text.endswith(".")] == []
+    assert [each.name for each in every if (each.kind is Kind.COUNTER) != each.name.endswith("_total")] == []
+    assert len(DECLARED) == len(every)
+
+
+def test_each_source_is_published_as_one_metric() -> None:
+    """Two metrics that may come from one number would take it from each other."""
+    taken = Counter(source for each in DECLARED.values() for source in each.sources if source not in DECLARED)
+    assert [source for source, count in taken.items() if count > 1] == []
+    assert (declared("bookie_adds"), declared("server_watches")) == (
+        DECLARED["bookie_adds_total"],
+        DECLARED["server_watches"],
+    )
+    assert "no_such_total" in declared("no_such_total").text
 
 
 def test_a_histogram_is_published_in_seconds_and_its_buckets_add_up() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.server.redis.commands import OPTIONS_MAX
+from kvstore.server.redis.commands.row import OPTIONS_MAX
 from kvstore.server.redis.plans import PATTERN_BYTES_MAX
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed

@@ -21,8 +21,9 @@ from kvstore.partition.state.commands import Code, Op
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.server.access import logins
 from kvstore.server.access.identities import Access
-from kvstore.server.redis import server_commands
-from kvstore.server.redis.commands import COMMANDS, Need
+from kvstore.server.redis.commands import scans
+from kvstore.server.redis.commands.table import COMMANDS
+from kvstore.server.redis.gate import Need
 from kvstore.server.routing import keys as routing_keys
 from kvstore.server.routing import scan_slots
 from kvstore.server.routing.scan_slots import SCANS_OF_USER_MAX
@@ -90,6 +91,16 @@ async def test_a_stranger_gets_nothing_by_pipelines_either(door: Door) -> None:
             assert await raw.read_line() == b"-NOAUTH Authentication required.\r\n"
     async with client_of(door, "reader") as reader:
         assert await reader.get("t/a") is None
+
+
+async def test_get_behind_reset_in_one_packet_has_no_permissions(door: Door) -> None:
+    async with logged_in(door, b"tenant") as raw:
+        assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"
+        raw.writer.write(
+            packed(b"GET", b"t/a") + packed(b"RESET") + packed(b"GET", b"t/a") + packed(b"SET", b"t/a", b"2")
+        )
+        expected = b"$1\r\n1\r\n+RESET\r\n" + 2 * b"-NOAUTH Authentication required.\r\n"
+        assert await raw.read(len(expected)) == expected
 
 
 async def test_wrong_names_and_passwords_are_refused_alike(door: Door) -> None:
@@ -184,14 +195,14 @@ async def test_refusals_of_keys_tell_nothing_of_keys_of_others(door: Door, monke
             for number in range(3):
                 await anybody.set(f"other{number}", "1")
         door.server.access.take(table())
-        monkeypatch.setattr(server_commands, "REPLY_BYTES_MAX", 10)
+        monkeypatch.setattr(scans, "REPLY_BYTES_MAX", 10)
         assert await tenant.keys("*") == [b"t/a"]
         with pytest.raises(exceptions.ResponseError, match="larger than 10 bytes"):
             await reader.keys("*")
-        monkeypatch.setattr(server_commands, "KEYS_MAX", 2)
+        monkeypatch.setattr(scans, "KEYS_MAX", 2)
         assert await tenant.keys("*") == [b"t/a"]
         await tenant.mset({"t/b": "1", "t/c": "1"})
-        monkeypatch.setattr(server_commands, "REPLY_BYTES_MAX", 1_000)
+        monkeypatch.setattr(scans, "REPLY_BYTES_MAX", 1_000)
         with pytest.raises(exceptions.ResponseError, match="refused with more than 2 keys of this prefix"):
             await tenant.keys("*")
         with pytest.raises(exceptions.ResponseError, match="refused with 6 keys"):
@@ -301,7 +312,7 @@ async def test_without_a_table_nothing_stands_before_the_backend(tmp_path: Path)
         assert await line_of(raw, b"PING") == b"+PONG\r\n"
         (connection,) = door.server._connections
         assert connection.pipeline.gate is None
-        assert connection.pipeline._backend is door.backend
+        assert connection.replies.backend is door.backend
 
 
 WALKS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY"]

@@ -25,9 +25,9 @@ from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Level, Op, Sink
 from kvstore.server.config import Limits
 from kvstore.server.redis import door as resp_door
-from kvstore.server.redis import gather, reply_queue
 from kvstore.server.redis.parser import BULK_BYTES_MAX
-from kvstore.server.redis.pipeline import TOGETHER_MIN
+from kvstore.server.redis.pipeline import reply_queue
+from kvstore.server.redis.pipeline.pipeline import TOGETHER_MIN
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
@@ -341,7 +341,7 @@ async def test_a_reply_that_would_be_too_large_is_an_error_and_little_is_read_fo
         begun = len(door.backend.submitted)
         client.writer.write(packed(b"MGET", *[b"k"] * 10_000))
         assert (await client.read_line()).startswith(b"-ERR the reply would be larger than 33554432 bytes")
-        assert len(door.backend.submitted) - begun <= gather.READS_AT_ONCE
+        assert len(door.backend.submitted) - begun <= reply_queue.READS_AT_ONCE
         assert await client.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
         small = [b"k-%d" % number for number in range(2_000)]
         await client.ask(packed(b"MSET", *(each for key in small for each in (key, key))), b"+OK\r\n")
@@ -401,7 +401,7 @@ async def test_a_command_of_several_keys_passes_a_rate_as_a_whole_or_not_at_all(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one of more keys than may be read at once, and than the bucket of its namespace holds."""
-    now, many = 0.0, [b"n/%d" % number for number in range(2 * gather.READS_AT_ONCE)]
+    now, many = 0.0, [b"n/%d" % number for number in range(2 * reply_queue.READS_AT_ONCE)]
     rates = Rates(lambda: now, Counter())
     rates.take([Namespace(name="n", prefix=b"n/", ops_per_s=100)])
     door.server.rates = lambda: rates

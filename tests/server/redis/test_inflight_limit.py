@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore.server.redis.inflight_limit import FEW, InflightLimit
+from kvstore.server.redis.pipeline.inflight_limit import FEW, InflightLimit
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until

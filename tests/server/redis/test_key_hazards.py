@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.partition.state import commands
-from kvstore.server.redis.key_hazards import KEPT_MAX, KeyHazards
+from kvstore.server.redis.pipeline.key_hazards import KEPT_MAX, KeyHazards
 
 READ, WRITE = commands.get(b"k"), commands.put(b"k", b"v")
 

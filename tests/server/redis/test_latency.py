@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.env.slow_log import SlowLog, hash_of
-from kvstore.server.redis.latency import CommandLatency
+from kvstore.server.redis.pipeline.latency import CommandLatency
 
 
 class Rounds:

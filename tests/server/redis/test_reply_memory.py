@@ -18,12 +18,11 @@ from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.server.config import Limits
 from kvstore.server.redis import door as resp_door
-from kvstore.server.redis import reply_memory, reply_queue
+from kvstore.server.redis.commands.asking import ask_partitions
 from kvstore.server.redis.connection import RespConnection
-from kvstore.server.redis.gather import READS_AT_ONCE
-from kvstore.server.redis.inflight_limit import InflightLimit
-from kvstore.server.redis.reply_memory import LOOK_S, PATIENCE_S, REFUSE_S, ReplyMemory
-from kvstore.server.redis.server_commands import _asking
+from kvstore.server.redis.pipeline import reply_memory, reply_queue
+from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.reply_memory import LOOK_S, PATIENCE_S, REFUSE_S, ReplyMemory
 from kvstore.types import PartitionId
 from tests.server.redis.door import Door, Raw, redis_door
 from tests.server.redis.test_connection import bulk
@@ -435,17 +434,17 @@ async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) ->
     connection = RespConnection(door.server)
     connection.replies.is_gone = True
     with pytest.raises(Unavailable):
-        await _asking(connection.pipeline, [b"DBSIZE"])((Code.COUNT, b"", 0), PartitionId("p1"))
+        await ask_partitions(connection.pipeline, [b"DBSIZE"])((Code.COUNT, b"", 0), PartitionId("p1"))
     assert door.backend.submitted == []
 
 
 async def test_of_a_command_with_many_reads_the_rest_is_not_begun_once_its_client_is_gone(door: Door) -> None:
     door.backend.held_reads = []
     async with door.raw() as raw:
-        raw.writer.write(packed(b"MGET", *(b"%d" % number for number in range(4 * READS_AT_ONCE))))
+        raw.writer.write(packed(b"MGET", *(b"%d" % number for number in range(4 * reply_queue.READS_AT_ONCE))))
 
         async def begun() -> bool:
-            return len(door.backend.submitted) == READS_AT_ONCE
+            return len(door.backend.submitted) == reply_queue.READS_AT_ONCE
 
         await wait_until(begun, what="some have begun")
         raw.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -461,7 +460,7 @@ async def test_of_a_command_with_many_reads_the_rest_is_not_begun_once_its_clien
         return door.server.inflight_limit.commands + door.server.inflight_limit.more == 0
 
     await wait_until(ended, what="the command has ended")
-    assert len(door.backend.submitted) == READS_AT_ONCE
+    assert len(door.backend.submitted) == reply_queue.READS_AT_ONCE
 
 
 async def test_commands_that_answer_old_values_are_begun_a_few_at_a_time(door: Door) -> None:

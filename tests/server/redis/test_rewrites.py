@@ -18,8 +18,9 @@ from redis.asyncio.lock import Lock
 
 from kvstore.server.access.identities import Access
 from kvstore.server.cluster.topology import Member
-from kvstore.server.redis import rewrites, scripts
-from kvstore.server.redis.cluster import SLOTS, shares
+from kvstore.server.redis.commands import lock_scripts as scripts
+from kvstore.server.redis.commands import rewrite
+from kvstore.server.redis.commands.cluster import SLOTS, shares
 from kvstore.types import ServerId
 from tests.server.access.tables import table
 from tests.server.redis.door import Door, redis_door
@@ -128,7 +129,7 @@ async def test_what_is_watched_and_what_is_done_is_in_one_partition(door: Door) 
 
 
 async def test_who_is_always_overtaken_is_told_so(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrites, "ATTEMPTS_MAX", 0)
+    monkeypatch.setattr(rewrite, "ATTEMPTS_MAX", 0)
     async with clients(door, 1) as (client,):
         with pytest.raises(exceptions.ResponseError, match="others have written"):
             await client.incrbyfloat("a", 1)

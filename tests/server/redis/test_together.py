@@ -13,13 +13,15 @@ import pytest
 from kvstore.errors import Overloaded
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.commands import Code, Record, get
-from kvstore.server.redis import parser, pipeline
+from kvstore.server.redis import parser
 from kvstore.server.redis.connection import REPORT_EVERY, RespConnection
-from kvstore.server.redis.inflight_limit import COMMANDS_MAX
-from kvstore.server.redis.latency import EVERY
+from kvstore.server.redis.pipeline import pipeline
+from kvstore.server.redis.pipeline.fast_path import FastPath
+from kvstore.server.redis.pipeline.inflight_limit import COMMANDS_MAX
+from kvstore.server.redis.pipeline.latency import EVERY
+from kvstore.server.redis.pipeline.reply_memory import ReplyMemory
+from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS
 from kvstore.server.redis.replies import Fmt
-from kvstore.server.redis.reply_memory import ReplyMemory
-from kvstore.server.redis.reply_queue import FORMAT_BITS
 from tests.server.backends import Collector
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed
@@ -267,7 +269,8 @@ async def test_nothing_stays_counted_however_commands_come(
     for name in ("short", "long"):
         if name == "long":
             monkeypatch.setattr(pipeline, "TOGETHER_MIN", 1 << 30)
-            monkeypatch.setattr(pipeline.Pipeline, "_begin_lone", lambda *_: False)
+            monkeypatch.setattr(FastPath, "begin_lone", lambda *_: False)
+            monkeypatch.setattr(FastPath, "begin_plain", lambda _, waiting: next(waiting, None))
         draw = random.Random(seed)
         async with redis_door(tmp_path / name) as door:
             connection, stream = unread(door)

@@ -1,4 +1,4 @@
-"""What tools ask a server for, and a word about each command of Redis that is not here."""
+"""What tools ask a server for."""
 
 from __future__ import annotations
 
@@ -11,40 +11,12 @@ import pytest
 
 from kvstore.env.slow_log import Slow, SlowLog
 from kvstore.server.access.identities import Access
-from kvstore.server.redis.commands import COMMANDS
-from kvstore.server.redis.tools import slow_entry
-from kvstore.server.redis.unsupported import why_not
+from kvstore.server.redis.commands.server import slow_entry
 from tests.server.access.tables import table
 from tests.server.redis.door import redis_door
 from tests.server.redis.test_access import line_of
 from tests.server.redis.test_parser import packed
 from tests.waiting import PATIENCE_S
-
-REDIS_7 = Path(__file__).parent / "golden" / "names_of_redis.txt"
-"""What `COMMAND LIST` of Redis 7.0 says, without subcommands."""
-
-
-def test_each_command_of_redis_is_here_or_has_a_word_about_why_not() -> None:
-    names = REDIS_7.read_bytes().split()
-    assert len(names) == 240
-    assert [name for name in names if name not in COMMANDS and not why_not(name)] == []
-    assert [name for name in COMMANDS if why_not(name)] == []
-    assert why_not(b"NOSUCH") == ""
-
-
-def test_what_later_redises_have_has_a_word_about_why_not_too() -> None:
-    """7.2 to 8.4; a Redis 7.0 is what the list above is of."""
-    later = b"WAITAOF XACKDEL XCFGSET XDELEX DELEX DIGEST MSETEX VADD VSIM HGETEX HSETEX HGETDEL HPEXPIREAT".split()
-    assert [name for name in later if not why_not(name)] == []
-
-
-@pytest.mark.parametrize("name", ["LPOS", "SMOVE", "ZRANGEBYLEX", "HSTRLEN", "XINFO", "MONITOR", "DUMP", "SAVE"])
-async def test_the_word_names_the_docs(tmp_path: Path, name: str) -> None:
-    async with redis_door(tmp_path) as door, door.raw() as raw:
-        raw.writer.write(packed(name.encode(), b"a", b"b"))
-        said = await raw.read_line()
-    assert said.startswith(f"-ERR unknown command '{name}'".encode())
-    assert said.endswith(b"see docs/operations.md, Redis clients)\r\n")
 
 
 def test_an_entry_of_the_slow_log_has_the_parts_that_redis_has() -> None:

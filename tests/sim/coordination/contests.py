@@ -61,7 +61,7 @@ class Contest:
             await asyncio.sleep(JUDGE_S)
 
     def look(self) -> None:
-        held = {name: lock._head.mode for name, lock in self.locks.items() if lock.is_held}
+        held = {name: lock._mode for name, lock in self.locks.items() if lock.is_held}
         if len(held) > 1 and b"w" in held.values():
             self.cluster.broken(f"Q4 it is held twice: {held}")
 
@@ -94,7 +94,7 @@ class Contest:
                 continue
             self.counts["held"] += 1
             self.look()
-            if lock._head.mode == b"w" and lock.is_held:
+            if lock._mode == b"w" and lock.is_held:
                 if token <= self._tokens:
                     self.cluster.broken(f"Q5 token {token} after {self._tokens}")
                 self._tokens = token

@@ -397,6 +397,23 @@ def test_orphans_are_swept_by_owner_and_age_and_nothing_else() -> None:
     run(case)
 
 
+def test_log_whose_leader_changes_often_is_swept() -> None:
+    """Each leader swept for the first time after half an orphan's age: ledgers that were never listed
+    stayed, and bookies that had lost their copies owed them."""
+
+    async def case(bench: Bench) -> None:
+        orphan = await bench.logs()._creator.create(P, after=LedgerId(-1))
+        half_s = SMALL.orphan_age_s / 2
+        await asyncio.sleep(3 * half_s)
+        for _ in range(20):
+            await opened(bench.logs(SMALL))
+            await asyncio.sleep(0.3 * half_s)
+        with pytest.raises(NoSuchLedger):
+            await bench.ledgers.read(orphan.ledger)
+
+    run(case)
+
+
 # docs/protocol.md P34
 @pytest.mark.parametrize("tag", [b"\xff", b"", b"..", b"p1/log", b"p1\x00"])
 def test_a_strangers_ledger_under_our_tag_is_nobodys_and_the_sweep_goes_on(tag: bytes) -> None:

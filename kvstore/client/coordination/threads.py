@@ -1,0 +1,155 @@
+"""How a blocking session waits, renews and ends: the part of a session that asyncio does differently (tasks.py).
+
+Callers have workers take their steps (kvstore.rpc.workers), so an exception that strikes a caller's thread tears no
+step. One thread of the session's own renews the lease.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from kvstore.client.blocking.stream import end_in
+from kvstore.client.blocking.watch import Watch
+from kvstore.client.coordination.lease import CLOSE_S, Lease
+from kvstore.client.coordination.steps import Found, NotInTime, Recipe
+from kvstore.client.core import forks
+from kvstore.client.core.batch import Batch
+from kvstore.env.library_env import LibraryEnv
+from kvstore.errors import StoreError
+from kvstore.rpc import workers
+
+T = TypeVar("T")
+
+
+class Caller:
+    """The caller of a recipe, as seen by the worker that takes a step for the caller."""
+
+    has_left = False
+    """True once the caller was interrupted: what it wanted to write must not be written behind what undoes it."""
+    waits: Watch | None = None
+    """The watch of the step that waits for a change. Once the caller has left, nobody else closes the watch."""
+
+    def leave(self, recipe: Recipe[Any]) -> None:
+        """End the recipe, and the step that a worker may still take: the caller takes no more steps."""
+        self.has_left = True
+        recipe.close()
+        if (waits := self.waits) is not None:
+            workers.start(workers.Job(waits.close))
+
+
+class SessionRunner:
+    """The threads of one session: the thread that renews the lease, and the threads that wait for their turn or a
+    change."""
+
+    def __init__(self, env: LibraryEnv, lease: Lease) -> None:
+        self._env, self.lease = env, lease
+        self.lost = threading.Event()
+        self._make_locks()
+        self._wake = threading.Event()
+        self._waits: dict[Watch, None] = {}
+        """The watches of threads that wait for a change. The end of the session closes them. Guarded by `_guard`."""
+        self._keeper: threading.Thread | None = None
+        forks.watch(self)
+
+    def _make_locks(self) -> None:
+        self._mutex, self._guard = threading.Lock(), threading.Lock()
+
+    def leave_to_parent(self) -> None:
+        """See kvstore.client.core.forks."""
+        self._make_locks()  # a thread that is not here may hold them
+        self.lost, self._wake, self._waits, self._keeper = threading.Event(), threading.Event(), {}, None
+        self.lost.set()
+        self.lease.end()
+
+    def _carry(self, step: Callable[[], T]) -> T:
+        """Have a worker take a step for the caller."""
+        return workers.run(step)
+
+    def _carry_or_undo(self, step: Callable[[], T], undo: Callable[[], None]) -> T:
+        """Have a worker take a step for the caller, and another worker undo it if the caller is interrupted."""
+        try:
+            return workers.run(step)
+        except StoreError:
+            raise
+        except BaseException:
+            workers.start(workers.Job(undo))
+            raise
+
+    @contextmanager
+    def _turn(self, left_s: float | None, caller: Caller | None) -> Iterator[None]:
+        """Let the batches of the session follow one another. Raises NotInTime."""
+        if not self._mutex.acquire(timeout=-1 if left_s is None else left_s):
+            raise NotInTime("the session was busy with other writes until the time was over")
+        try:
+            if caller is not None and caller.has_left:
+                raise NotInTime("the caller was interrupted before its turn")
+            yield
+        finally:
+            self._mutex.release()
+
+    def _watched(
+        self, changes: Watch, look: Callable[[Watch], Found | None], left_s: float | None, caller: Caller
+    ) -> Found | None:
+        """Return what `look` finds in the watch, or None once the time or the session is over."""
+        if left_s is not None:
+            end_in(changes, left_s)
+        with self._guard:
+            self._waits[changes] = None
+        caller.waits = changes
+        try:
+            if caller.has_left or not self.lease.is_alive(self._env.clock.now()):
+                return None
+            changes.ready()
+            return look(changes)
+        finally:
+            caller.waits = None
+            with self._guard:
+                del self._waits[changes]
+            changes.close()
+
+    def _start(self, renew: Callable[[], None]) -> None:
+        """Start the thread that renews the lease."""
+        self._keeper = threading.Thread(target=self._keep_alive, args=(renew,), name="kvstore session", daemon=True)
+        self._keeper.start()
+
+    def _keep_alive(self, renew: Callable[[], None]) -> None:
+        try:
+            renew()
+        finally:
+            self._over()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, or until `_wake` is set."""
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def _rest(self, seconds: float) -> None:
+        """Wait before the next attempt to renew, or until the session is over."""
+        self.lost.wait(seconds)
+
+    def _drop_discarded(self) -> None:
+        """Have the keys that the lease discards deleted now."""
+        workers.run(self._wake.set)
+
+    def _end(self) -> Batch:
+        """End the session here, and return the batch that ends it in the store."""
+        is_free = self._mutex.acquire(timeout=CLOSE_S)  # let a write end that is under way
+        closing = self.lease.closing()
+        self._over()
+        if is_free:
+            self._mutex.release()
+        self._wake.set()
+        if self._keeper is not None and self._keeper is not threading.current_thread():
+            self._keeper.join(CLOSE_S)
+        return closing
+
+    def _over(self) -> None:
+        self.lease.end()
+        with self._guard:
+            waits = list(self._waits)
+        for each in waits:
+            each.close()
+        self.lost.set()  # last: callers wait for it, and one that is interrupted may keep the lock of the event

@@ -1,0 +1,241 @@
+"""Leads a run: loads the records, moves the rate, sets the chaos going, and writes the report. One per run, in Locust's
+master or, without workers, in its only process."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import ceil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kvstore.client import Client
+from kvstore.loadtest import pulse
+from kvstore.loadtest.generator import resp_wire
+from kvstore.loadtest.generator.chaos import chaos_of
+from kvstore.loadtest.generator.doors import first_values
+from kvstore.loadtest.generator.expectations import Expectations
+from kvstore.loadtest.generator.options import Options, read_json
+from kvstore.loadtest.generator.shapes import Knee, Seen, Shape, shape_of
+from kvstore.loadtest.generator.workloads import Draws, Keyspace
+from kvstore.loadtest.report.baseline import Comparison, Tolerance, compare, differences
+from kvstore.loadtest.report.figures import PERCENTILES, Run, add_figures, document
+from kvstore.loadtest.report.recorder import Recorder
+from kvstore.loadtest.report.report import page
+from kvstore.loadtest.report.spoiled import EXIT, SHAPES
+
+SETTLE_S, LAG_S = 2, 2
+"""Seconds after all users of a rate run, and before now, that tell nothing: they connect, reports are on their way."""
+SATURATED = 0.90
+"""A process that uses more of a processor than this makes callers wait by itself. Locust warns of the same."""
+SPAWN_PER_S = 100.0
+
+
+class Conductor:
+    """`began` is None until the users start."""
+
+    def __init__(self, options: Options, recorder: Recorder) -> None:
+        """Raises ValueError for what would otherwise be told only after the run."""
+        options.check_paths()
+        self.options, self.recorder = options, recorder
+        self.began: float | None = None
+        self.ended: float | None = None
+        self.users: dict[int, int] = {}
+        self.faults: list[str] = []
+        """What went wrong besides operations."""
+        self._shape: Shape = shape_of(options.shape, options.rate, options.seconds)
+        self._rate, self._users = 0.0, 0
+        self._settled_at: float | None = None
+        """Since when all users of the rate run, and no others."""
+        self._workers = self._workers_most = 0
+        self._chaos = chaos_of(options) if options.shape == "chaos" else None
+        self._pulse: Mapping[str, float] = {}
+        self._cluster: dict[str, int | None] = {"nodes": None, "partitions": None}
+
+    def load_records(
+        self,
+        writer: int,
+        *,
+        has_records: bool = True,
+        prepare: Sequence[Callable[[Client, bytes], None]] = (),
+    ) -> None:
+        """Find the cluster, take the machine's pulse while nothing loads it, and write every record, if a user wants
+        these, and what users of one's own want. Raises StoreError."""
+        options = self.options
+        keyspace = Keyspace(options.prefix.encode(), options.keys, writer)
+        draws = Draws(options.workloads[0], options.keys)
+        records: Iterator[dict[bytes, bytes]] = iter(())
+        if options.preload and has_records:
+            records = first_values(keyspace, draws, Expectations(writer), Random(options.seed))
+        if options.is_redis_only:
+            self._pulse = pulse.measure(options.pulse_folder)
+            resp_wire.load_records(options.resp_nodes()[0], records)
+            return
+        with Client(options.client_config()) as client:
+            self._cluster["partitions"] = len(client.cluster.partitions())
+            self._cluster["nodes"] = None if options.store else len(options.node_ids())
+            self._pulse = pulse.measure(options.pulse_folder)
+            for part in records:
+                client.put_many(part)
+            for each in prepare if options.preload else ():
+                each(client, keyspace.prefix)
+
+    def start(self) -> float:
+        """The users are about to start: what is measured `warmup` seconds from now counts."""
+        self.began = time.time()
+        self.ended = None
+        if self._chaos is not None:
+            self._chaos.start(self.began)
+        return self.began + self.options.warmup
+
+    def target(self, now: float, running: int) -> tuple[int, float] | None:
+        """How many users there should be, and how many to start per second; None: the run is over."""
+        self.recorder.look(now, time.process_time())
+        if self.began is not None:
+            self.users[int(now)] = running
+        at_s = 0.0 if self.began is None else now - self.began
+        rate = self._shape.rate(at_s, partial(self._seen, now))
+        if rate is None:
+            self.ended = self.ended or now
+            return None
+        if rate != self._rate:
+            self._rate, self._users = rate, max(1, ceil(rate / self.options.rate_per_user))
+            self._settled_at = None
+        if self._settled_at is None and running == self._users:
+            self._settled_at = now
+        return self._users, min(SPAWN_PER_S, float(self._users))
+
+    def note_workers(self, count: int) -> None:
+        """So many are at work now. One may be heard of again that was not for some seconds."""
+        self._workers, self._workers_most = count, max(count, self._workers_most)
+
+    def finish(self, *, doors: str) -> int:
+        """Write the report and say what came of it; returns the exit code."""
+        if self._chaos is not None:
+            self._chaos.finish()
+        if self.began is None:
+            print("loadtest: the run never began", file=sys.stderr)
+            return 2
+        self._judge_frame(self.began)
+        made = document(self.recorder, self._run(self.began, doors))
+        comparison = self._beside(made)
+        verdict = made["verdict"]  # `is_met` stays: it may be the first baseline itself
+        add_figures(verdict, comparison.falls)
+        verdict["notes"] += comparison.notes
+        self.options.figures.write_text(json.dumps(made, indent=1), encoding="utf-8")
+        self.options.report.write_text(page(made, comparison.lines), encoding="utf-8")
+        print(summary(made), file=sys.stderr)
+        for told in (*verdict["notes"], *(f"SPOILED: {each}" for each in verdict["spoiled"]), *verdict["reasons"]):
+            print(f"loadtest: {told}", file=sys.stderr)
+        print(f"loadtest: report in {self.options.report}", file=sys.stderr, flush=True)
+        return 1 if verdict["reasons"] else EXIT if verdict["spoiled"] else 0
+
+    def _judge_frame(self, began: float) -> None:
+        """Note the faults of the run that are not failed operations."""
+        if self.ended is None:  # its workers are gone, or somebody has had enough
+            ran_s = time.time() - began
+            self.faults.append(f"the run was ended after {ran_s:.0f} of {self.options.seconds:g} s")
+        if self._workers < self._workers_most:  # what they had measured since their last reports went with them
+            self.faults.append(f"{self._workers_most - self._workers} of {self._workers_most} workers were lost")
+        if isinstance(self._shape, Knee) and self._shape.missing:
+            self.faults.append(self._shape.missing)
+
+    def _seen(self, now: float, seconds: float) -> Seen | None:
+        last = int(now) - LAG_S
+        first = last - ceil(seconds)
+        if self._settled_at is None or first < ceil(self._settled_at) + SETTLE_S:
+            return None
+        cell = self.recorder.between(first, last)
+        done = cell.responses.get_total_count()
+        due_per_s = self._users * self.options.rate_per_user  # the cells know of what was due when it has ended
+        return Seen(due_per_s, done / (last - first), cell.responses.get_value_at_percentile(99) / 1000, cell.errors)
+
+    def _run(self, began: float, doors: str) -> Run:
+        return Run(
+            began=began,
+            ended=self.ended or time.time(),
+            counted_from=began + self.options.warmup,
+            options=self.options.document() | {"doors": doors, "workers": self._workers_most} | self._cluster,
+            machine=machine()
+            | dict(self._pulse)
+            | {"generator_busiest": self.recorder.busiest, "generator_queued": self.recorder.queued},
+            goals=self.options.goals,
+            events=self._chaos.events if self._chaos is not None else (),
+            knee=_knee(self._shape) if isinstance(self._shape, Knee) else None,
+            users=self.users,
+            faults=self.faults,
+            notes=self._notes(),
+            is_spoilable=self.options.shape in SHAPES,
+        )
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if isinstance(self._shape, Knee) and not self._shape.missing:
+            notes.append(f"the knee: {self._shape.carried_per_s:g}/s were carried, {self._shape.failed_per_s:g}/s not")
+        if self.recorder.busiest > SATURATED:
+            what = "the knee may be its own" if isinstance(self._shape, Knee) else "some of the waiting may be its own"
+            notes.append(
+                f"the load generator is saturated: a process of it used {self.recorder.busiest:.0%} of a processor, "
+                f"and {what}; --processes shares the load"
+            )
+        return notes
+
+    def _beside(self, made: Mapping[str, Any]) -> Comparison:
+        """The stored figures beside ours, if there are such and they can be compared."""
+        path = self.options.baseline
+        if path is None:
+            return Comparison([], [])
+        try:
+            stored = read_json(path)
+            unlike = differences(stored, made)
+            if unlike:
+                return Comparison([], [f"not compared with {path}: {'; '.join(unlike)}"])
+            return compare(stored, made, Tolerance())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            made["verdict"]["reasons"].append(f"cannot compare with the baseline {path}: {told}")
+            return Comparison([], [])
+
+
+def _knee(shape: Knee) -> dict[str, Any]:
+    return {
+        "carried_per_s": shape.carried_per_s,
+        "failed_per_s": shape.failed_per_s,
+        "missing": shape.missing,
+        "trials": [trial._asdict() for trial in shape.trials],
+    }
+
+
+def summary(made: Mapping[str, Any]) -> str:
+    """A run in one line."""
+    total = made["total"]
+    times = ", ".join(f"p{each:g} {total[f'p{each:g}_ms']:g} ms" for each in PERCENTILES)
+    return (
+        f"loadtest: {total['per_s']:g}/s, achieved {total['achieved']:.2%} of {total['due_per_s']:g}/s due; {times}; "
+        f"late p99 {total['late_p99_ms']:g} ms; "
+        f"{total['errors']} errors, {total['wrong']} wrong values"
+    )
+
+
+def machine() -> dict[str, Any]:
+    """Return the properties of this machine that the figures depend on."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "load_1m": round(os.getloadavg()[0], 2),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,139 @@
+"""A client for gevent's users that costs them little: it hands calls to a courier, a process beside theirs with the
+asyncio client in it (courier_process.py), in messages that all users of a turn share.
+
+gRPC under gevent takes 0.4 ms of a processor for each call, so one process loads with some 2,000/s and no more.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Self
+
+import gevent
+from gevent.event import AsyncResult
+
+from kvstore.client import Item, Level
+from kvstore.errors import OutcomeUnknown, Unavailable
+from kvstore.loadtest.generator.courier_wire import OPENED, STARTED, Answers, Messages, Request, Told, message
+from kvstore.rpc.status import restore
+
+READ_BYTES = 1 << 20
+OPEN_S, END_S = 60.0, 10.0
+
+
+class Courier:
+    """Calls are those of kvstore.client.Client that our doors make, and raise what it raises. `times` tells when the
+    last call that returned in this greenlet went out and was heard, as the courier has measured."""
+
+    def __init__(self) -> None:
+        """Start it: it is ready when its run begins, however long an interpreter takes to start here."""
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        command = [sys.executable, "-m", "kvstore.loadtest.generator.courier_process", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self._number = 0
+        self._waiting: dict[int, AsyncResult[Told]] = {STARTED: AsyncResult(), OPENED: AsyncResult()}
+        self._out: list[Request] | str = []
+        self._is_over = False
+        self.times = (0.0, 0.0)
+        self.processor_s = 0.0
+        self.queued_s: float | None = None
+        self._wake = gevent.event.Event()
+        self._greenlets = [gevent.spawn(self._read), gevent.spawn(self._write)]
+
+    def wait_started(self) -> None:
+        """Wait until the courier has started, so that its start is not measured. Raises Unavailable."""
+        self._result(self._waiting[STARTED], OPEN_S)
+
+    def open(self, cluster: str) -> Self:
+        """Find the cluster; as Options.cluster tells it. Raises StoreError."""
+        self._out = cluster
+        self._wake.set()
+        try:
+            self._result(self._waiting[OPENED], OPEN_S)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def get(self, key: bytes, *, level: Level) -> Item | None:
+        items = self._ask("get", key, level=level.value).items
+        return Item(items[0][1], items[0][2], 0, 0, 0) if items else None
+
+    def put(self, key: bytes, value: bytes, *, if_version: int | None = None) -> int:
+        return self._ask("put", key, value=value, if_version=if_version).items[0][2]
+
+    def scan(self, start: bytes, end: bytes, *, limit: int, level: Level) -> Iterator[tuple[bytes, Item]]:
+        told = self._ask("scan", start, end=end, limit=limit, level=level.value)
+        return iter([(key, Item(value, version, 0, 0, 0)) for key, value, version in told.items])
+
+    def close(self) -> None:
+        """End the courier. Calls under way end with an error."""
+        self._lose()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, call: str, key: bytes, **more: object) -> Told:
+        if self._is_over:
+            raise Unavailable("the courier is gone")
+        self._number += 1
+        number = self._number
+        waiting: AsyncResult[Told] = AsyncResult()
+        self._waiting[number] = waiting
+        assert isinstance(self._out, list), "it is opened first"
+        self._out.append(Request(number, call, key, **more))  # type: ignore[arg-type]
+        self._wake.set()
+        try:
+            told = self._result(waiting, None)
+        finally:
+            self._waiting.pop(number, None)
+        self.times = told.sent, told.heard
+        return told
+
+    def _result(self, waiting: AsyncResult[Told], timeout_s: float | None) -> Told:
+        try:
+            told: Told = waiting.get(timeout=timeout_s)
+        except gevent.Timeout:
+            raise Unavailable(f"the courier has not begun within {OPEN_S:g} s") from None
+        if told.error is not None:
+            raise restore(*told.error)
+        return told
+
+    def _read(self) -> None:
+        messages: Messages[Answers] = Messages(Answers)
+        with suppress(OSError):
+            while data := self._socket.recv(READ_BYTES):
+                for answers in messages.feed(data):
+                    self.processor_s, self.queued_s = answers.processor_s, answers.queued_s
+                    for told in answers.told:
+                        if (waiting := self._waiting.get(told.number)) is not None:
+                            waiting.set(told)
+        self._lose()
+
+    def _write(self) -> None:
+        with suppress(OSError):
+            while not self._is_over:
+                self._wake.wait()
+                self._wake.clear()
+                out, self._out = self._out, []
+                if out:
+                    self._socket.sendall(message(out))
+        self._lose()
+
+    def _lose(self) -> None:
+        """Nothing comes any more: whether what is under way was done nobody knows."""
+        self._is_over = True
+        self._wake.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        for waiting in list(self._waiting.values()):
+            if not waiting.ready():
+                waiting.set_exception(OutcomeUnknown("the courier has ended"))

@@ -1,0 +1,139 @@
+"""The door of Python's clients, and its Locust user: one client for all users of a process, which is a courier's
+(courier.py), or in tests any that blocks."""
+
+from __future__ import annotations
+
+from kvstore.client import Client, Item, Level
+from kvstore.errors import ConditionFailed, Refused
+from kvstore.loadtest.generator.courier import Courier
+from kvstore.loadtest.generator.doors import Contended, Stopwatch
+from kvstore.loadtest.generator.expectations import NO_FLOOR, Expectations, next_generation
+from kvstore.loadtest.generator.users import PacedUser, Session
+from kvstore.loadtest.generator.values import Stamp, encode
+from kvstore.loadtest.generator.workloads import Keyspace
+
+ROUNDS_MAX = 32
+"""Of a compare-and-set loop."""
+
+
+class GrpcDoor:
+    """Reads and writes by the client library, which gathers the users' calls into frames."""
+
+    name = "grpc"
+
+    def __init__(self, client: Client | Courier, expectations: Expectations, keyspace: Keyspace, level: Level) -> None:
+        self._client, self._expectations, self._keyspace, self._level = client, expectations, keyspace, level
+        self.watch = Stopwatch()
+
+    def read(self, key: bytes) -> int:
+        floor = self._expectations.floor(key, self._level)
+        found = self._get(key, self._level)
+        if found is None:
+            self._expectations.not_found(key, floor)
+            return 0
+        self._expectations.check(key, found.value, floor, found.version)
+        return len(found.value)
+
+    def write(self, key: bytes, size: int) -> int:
+        return self._put(key, size, None)
+
+    def modify(self, key: bytes, size: int) -> int:
+        """Read, and write if it is still as it was read; from the start if not."""
+        for _ in range(ROUNDS_MAX):
+            floor = self._expectations.floor(key)
+            found = self._get(key, Level.LINEARIZABLE)
+            if found is None:
+                raise self._expectations.absent(key)
+            self._expectations.check(key, found.value, floor, found.version)
+            try:
+                return len(found.value) + self._put(key, size, found.version)
+            except ConditionFailed:
+                continue
+        raise Contended(f"{ROUNDS_MAX} compare-and-sets lost")
+
+    def compare_and_set(self, number: int, size: int) -> int:
+        """The same on a key whose value counts its generations: none may be made twice."""
+        key = self._keyspace.register(number)
+        for _ in range(ROUNDS_MAX):
+            floor = self._expectations.floor(key)
+            found = self._get(key, Level.LINEARIZABLE)
+            if found is not None:
+                self._expectations.check(key, found.value, floor, found.version)
+            elif floor.version:
+                raise self._expectations.absent(key)
+            stamp: Stamp = next_generation(key, found.value if found else None)
+            value = encode(key, stamp, size)
+            floor = self._expectations.floor(key)
+            try:
+                version = self._write(key, value, found.version if found else 0)
+            except ConditionFailed:
+                continue
+            self._expectations.rose(key, version, floor)
+            self._expectations.won(key, stamp.number)
+            return len(value)
+        raise Contended(f"{ROUNDS_MAX} compare-and-sets lost")
+
+    def scan(self, start: bytes, end: bytes, length: int) -> int:
+        """Keys are hashed to partitions, so every scan asks all of them and merges."""
+        total, last = 0, b""
+        there = self._expectations.there(start, end, length, self._level)
+        self._sends()
+        found = list(self._client.scan(start, end, limit=length, level=self._level))
+        self._hears()
+        for key, item in found:
+            if key <= last or not start <= key < end:
+                raise self._expectations.misplaced(key, last, start, end)
+            last = key
+            self._expectations.check(key, item.value, there.get(key, NO_FLOOR), item.version)
+            total += len(key) + len(item.value)
+        self._expectations.scanned(there, dict(found), last if len(found) == length else None)
+        return total
+
+    def close(self) -> None:
+        """The client belongs to the process."""
+
+    def _put(self, key: bytes, size: int, if_version: int | None) -> int:
+        write = self._expectations.begin(key)
+        value = encode(key, self._expectations.stamp(write), size)
+        try:
+            version = self._write(key, value, if_version)
+        except Refused:
+            self._expectations.refused(write)
+            raise
+        except BaseException:  # also if the user is killed
+            self._expectations.unknown(write)
+            raise
+        self._expectations.acknowledged(write, version)
+        return len(value)
+
+    def _get(self, key: bytes, level: Level) -> Item | None:
+        self._sends()
+        found = self._client.get(key, level=level)
+        self._hears()
+        return found
+
+    def _write(self, key: bytes, value: bytes, if_version: int | None) -> int:
+        self._sends()
+        version = self._client.put(key, value, if_version=if_version)
+        self._hears()
+        return version
+
+    def _sends(self) -> None:
+        if not isinstance(self._client, Courier):
+            self.watch.sends()
+
+    def _hears(self) -> None:
+        """A courier has times of its own, which the way to it is not in; what goes out late shows all the same."""
+        if isinstance(self._client, Courier):
+            self.watch.took(*self._client.times)
+        else:
+            self.watch.hears()
+
+
+class GrpcUser(PacedUser):
+    """A caller with a timetable, by the client library."""
+
+    def open_door(self, session: Session, number: int) -> GrpcDoor:
+        client = session.courier or session.client
+        assert client is not None
+        return GrpcDoor(client, session.expectations, session.keyspace, session.level)

@@ -1,0 +1,192 @@
+"""Locust users with a timetable: each operation is due at a time of its own, and is measured from then.
+
+A user does one operation at a time. What is due meanwhile waits, and its waiting is latency. So a run needs so many
+users that all of them are seldom busy: the rate of one user times the time of an operation stays well below one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+import gevent
+from locust import User, task
+
+from kvstore.client import Client, Level
+from kvstore.errors import StoreError
+from kvstore.loadtest.generator.courier import Courier
+from kvstore.loadtest.generator.doors import Contended, Deeds, Door, Way
+from kvstore.loadtest.generator.expectations import Expectations
+from kvstore.loadtest.generator.pacing import Arrivals, begins
+from kvstore.loadtest.generator.resp_wire import ReplyError
+from kvstore.loadtest.generator.values import WrongValue
+from kvstore.loadtest.generator.workloads import Draws, Keyspace
+from kvstore.loadtest.report.recorder import Recorder
+
+OVERDUE_MAX = 100_000
+"""Of a user that ends: so many operations that it never began are told."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """The state that the users of one process share during a run."""
+
+    client: Client | None
+    """Of users of one's own. None: there are none."""
+    courier: Courier | None = None
+    """Of our own users; None: the Redis door only."""
+    resp: Sequence[str]
+    level: Level
+    draws: Sequence[Draws]
+    keyspace: Keyspace
+    expectations: Expectations
+    recorder: Recorder
+    rate_per_user: float
+    seed: int
+    users: Counter[str] = field(default_factory=Counter)
+    """So many of each kind were started."""
+
+    def number(self, kind: str) -> int:
+        """Of another user of this kind. Each kind has all workloads, and each workload all nodes, in turn."""
+        self.users[kind] += 1
+        return self.users[kind] - 1
+
+
+class Drawing(Protocol):
+    """The operations of a user."""
+
+    @property
+    def door(self) -> Way: ...
+    @property
+    def arrivals(self) -> Arrivals: ...
+    def draw(self) -> str:
+        """The next operation's name."""
+        ...
+
+    def perform(self, operation: str) -> int:
+        """The bytes that came or went."""
+        ...
+
+
+class Timetable:
+    """A user's begins, by the wall clock; and what it is late with."""
+
+    def __init__(self, begins_at: Iterator[float]) -> None:
+        self._begins = begins_at
+        self.due = next(begins_at)
+
+    def following(self) -> None:
+        self.due = next(self._begins)
+
+    def overdue(self, now: float) -> Iterator[float]:
+        """Yield the due times up to now, at most OVERDUE_MAX."""
+        for _ in range(OVERDUE_MAX):
+            if self.due > now:
+                return
+            yield self.due
+            self.following()
+
+
+class PacedUser(User):
+    """Draws operations and performs them through its door when they are due."""
+
+    abstract = True
+
+    def open_door(self, session: Session, number: int) -> Door:
+        """The way that this kind of user takes; `number` counts them."""
+        raise NotImplementedError
+
+    def deeds_of(self, session: Session, number: int, random: Random) -> Drawing:
+        """Return the operations of this user."""
+        draws = session.draws[number % len(session.draws)]
+        return Deeds(self.open_door(session, number), draws, session.keyspace, random)
+
+    def on_start(self) -> None:
+        session: Session = self.environment.kvstore_session
+        kind = type(self).__name__
+        number = session.number(kind)
+        random = Random(f"{session.seed} {kind} {number}")
+        self._recorder = session.recorder
+        self._deeds = self.deeds_of(session, number, random)
+        self._free_at = 0.0
+        self._timetable = Timetable(begins(self._deeds.arrivals, session.rate_per_user, time.time(), random))
+        gevent.sleep(self.wait_time())
+
+    def on_stop(self) -> None:
+        self._recorder.abandoned(self._timetable.overdue(time.time()))
+        self._deeds.door.close()
+
+    def wait_time(self) -> float:
+        return max(0.0, self._timetable.due - time.time())
+
+    @task
+    def operation(self) -> None:
+        """One operation, however late."""
+        door, operation = self._deeds.door, self._deeds.draw()
+        intended = self._timetable.due
+        could_begin = max(intended, self._free_at)
+        self._timetable.following()
+        door.watch.reset()
+        error: Exception | None = None
+        length = 0
+        try:
+            length = self._deeds.perform(operation)
+            ended = door.watch.heard or time.time()
+        except (StoreError, ReplyError, Contended, WrongValue, OSError) as failure:
+            error, ended = failure, time.time()
+        except BaseException:  # it was killed, or has a fault: due, and never done
+            self._recorder.abandoned([intended])
+            raise
+        self._free_at = ended
+        sent = door.watch.sent
+        self.environment.events.request.fire(
+            request_type=door.name,
+            name=operation,
+            response_time=(ended - intended) * 1000,
+            response_length=length,
+            exception=error,
+            context={
+                "intended": intended,
+                "ended": ended,
+                "service_s": ended - sent,
+                "late_s": max(0.0, sent - could_begin),
+            },
+        )
+
+
+def record(
+    recorder: Recorder,
+    *,
+    request_type: str,
+    name: str,
+    response_length: int,
+    exception: Exception | None,
+    context: dict[str, Any],
+    **_: Any,
+) -> None:
+    """A listener of Locust's `request` event."""
+    intended, ended = context["intended"], context["ended"]
+    if exception is None:
+        recorder.done(
+            request_type,
+            name,
+            intended=intended,
+            ended=ended,
+            service_s=context["service_s"],
+            length=response_length,
+            late_s=context["late_s"],
+        )
+        return
+    if isinstance(exception, WrongValue):
+        recorder.is_wrong(f"{request_type} {name}: {exception}")
+    recorder.failed(request_type, name, kind_of(exception), intended=intended, ended=ended)
+
+
+def kind_of(error: Exception) -> str:
+    """The error's class, and for the Redis door the first word of what the server said."""
+    name = type(error).__name__
+    return f"{name} {str(error).partition(' ')[0]}" if isinstance(error, ReplyError) else name

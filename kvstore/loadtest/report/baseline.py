@@ -1,0 +1,173 @@
+"""Stored figures, and whether new ones have fallen behind them. Decides only.
+
+A baseline is a small part of a run's document: rates, each operation at each door, and how the run was made. Only like
+is compared with like: the same options and cluster on a machine of the same kind. Latencies are compared as multiples
+of the machine's pulse, measured before each run's users start (pulse.py): in an hour in which everything takes twice as
+long, they may, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+FORMAT = 3
+ASIDE = ("seed", "prefix", "data_dir", "report", "baseline", "errors_max", "achieved_min", "p99_ms")
+"""Options that two runs may differ in. All others make them unlike."""
+LENGTHS = ("seconds", "warmup")
+"""So do these at a steady rate: rates and latencies are those of any length. Other shapes stretch over it."""
+PULSES = {"p50_ms": "pulse_p50_ms", "p99_ms": "pulse_p95_ms"}
+"""Which of the pulse's figures goes with which latency: tails grow more than medians where others are at work."""
+PACE_MAX = 3.0
+"""A machine that is still slower excuses no more. One that is quicker demands no more than it did."""
+FIGURES = ("per_s", "achieved")
+COUNT_MIN = 1_000
+"""An operation that was done less often, now or then, is shown and not judged."""
+LATENCY_TOLERANCE_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far a figure may fall before it counts. Raises ValueError for what would let everything pass."""
+
+    rate: float = 0.30
+    """Of the stored rate."""
+    latency: float = 1.0
+    """Of the stored latency at this pulse: 1 is twice as long."""
+    median_ms: float = 1.0
+    """And a rise by less than this is noise."""
+    tail_ms: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise ValueError(f"want 0 to 1 as the fall of rates, got {self.rate:g}: 0.3 is 30 %")
+        if not 0 <= self.latency <= LATENCY_TOLERANCE_MAX:
+            want = f"want 0 to {LATENCY_TOLERANCE_MAX:g} as the rise of latencies"
+            raise ValueError(f"{want}, got {self.latency:g}: 1 is twice as long")
+
+
+class Line(NamedTuple):
+    """One figure beside the stored one."""
+
+    figure: str
+    stored: float
+    pace: float
+    """How many times slower the machine counts as than then; 1 for what does not depend on it."""
+    now: float
+    limit: float
+    is_fallen: bool
+    is_judged: bool = True
+
+    def row(self) -> dict[str, Any]:
+        """As a table shows it."""
+        row = {"figure": self.figure, "baseline": self.stored, "pace": self.pace, "limit": self.limit, "now": self.now}
+        return {**row, "": "FALLEN" if self.is_fallen else "ok" if self.is_judged else "too few"}
+
+
+class Comparison(NamedTuple):
+    """The figures of two runs compared."""
+
+    lines: list[Line]
+    notes: list[str]
+
+    @property
+    def falls(self) -> list[str]:
+        """Each figure that has fallen, as a sentence."""
+        return [
+            f"{line.figure} has fallen: {line.now:g}, baseline {line.stored:g}, limit {line.limit:g}"
+            for line in self.lines
+            if line.is_fallen
+        ]
+
+
+def baseline_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a run that is stored. Raises ValueError if the run failed."""
+    if not document["verdict"]["is_met"]:
+        why = [*document["verdict"]["reasons"], *document["verdict"].get("spoiled", [])]
+        raise ValueError(f"want a run that was as it must be, got one that failed or was spoiled: {why}")
+    kept = ("door", "operation", "count", "per_s", *PULSES)
+    return {
+        "format": FORMAT,
+        "made": like_of(document),
+        "machine": dict(document["machine"]),
+        "figures": {name: document["total"][name] for name in FIGURES},
+        "operations": [{name: each[name] for name in kept} for each in document["operations"]],
+    }
+
+
+def like_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties in which two comparable runs agree."""
+    return _without_asides(document["options"])
+
+
+def _without_asides(options: Mapping[str, Any]) -> dict[str, Any]:
+    aside = (*ASIDE, *LENGTHS) if options.get("shape") == "steady" else ASIDE
+    return {name: value for name, value in options.items() if name not in aside}
+
+
+def differences(stored: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
+    """Why the two must not be compared; empty if they may be. Raises ValueError if `stored` is no baseline."""
+    if stored.get("format") != FORMAT:
+        raise ValueError(f"want a baseline of format {FORMAT}, got {stored.get('format')!r}: store a new one")
+    made, now = _without_asides(stored["made"]), like_of(document)
+    found = [
+        f"{name} was {made.get(name)!r} and is {now.get(name)!r}"
+        for name in (*now, *(name for name in made if name not in now))
+        if made.get(name) != now.get(name)
+    ]
+    for name in ("cores", "processor"):
+        was, is_ = stored["machine"].get(name), document["machine"].get(name)
+        if was != is_:
+            found.append(f"{name} was {was!r} and is {is_!r}")
+    for name in PULSES.values():
+        if not (stored["machine"].get(name) and document["machine"].get(name)):
+            found.append(f"{name} was not measured")
+    return found
+
+
+def compare(stored: Mapping[str, Any], document: Mapping[str, Any], tolerance: Tolerance) -> Comparison:
+    """Each figure beside the stored one. Raises KeyError if one is missing."""
+    lines = [_rate(name, stored["figures"][name], document["total"][name], tolerance) for name in FIGURES]
+    notes = []
+    paces = {}
+    for name, pulse in PULSES.items():
+        ratio = float(document["machine"][pulse]) / float(stored["machine"][pulse])
+        paces[name] = min(max(ratio, 1.0), PACE_MAX)
+        if paces[name] != ratio:
+            notes.append(f"{pulse} is {ratio:.2f} times the baseline's and counts as {paces[name]:g} times")
+    now = {(each["door"], each["operation"]): each for each in document["operations"]}
+    for each in stored["operations"]:
+        lines += _operation(each, now.get((each["door"], each["operation"])), paces, tolerance)
+    return Comparison(lines, notes)
+
+
+def _operation(
+    stored: Mapping[str, Any], now: Mapping[str, Any] | None, paces: Mapping[str, float], tolerance: Tolerance
+) -> list[Line]:
+    """One that is gone has fallen to a rate of 0."""
+    name = f"{stored['door']} {stored['operation']}"
+    lines = [_rate(f"{name} per_s", stored["per_s"], now["per_s"] if now else 0.0, tolerance)]
+    if now is not None:
+        lines += [_latency(f"{name} {each}", stored[each], paces[each], now[each], tolerance) for each in PULSES]
+    if stored["count"] < COUNT_MIN:
+        return [_unjudged(line) for line in lines]
+    if now is not None and now["count"] < COUNT_MIN:
+        return [lines[0], *map(_unjudged, lines[1:])]
+    return lines
+
+
+def _unjudged(line: Line) -> Line:
+    return line._replace(is_fallen=False, is_judged=False)
+
+
+def _rate(name: str, stored: float, now: float, tolerance: Tolerance) -> Line:
+    limit = stored * (1 - tolerance.rate)
+    return Line(name, stored, 1.0, now, round(limit, 4), now < limit)
+
+
+def _latency(name: str, stored: float, pace: float, now: float, tolerance: Tolerance) -> Line:
+    wanted = stored * pace
+    noise_ms = tolerance.median_ms if name.endswith("p50_ms") else tolerance.tail_ms
+    limit = max(wanted * (1 + tolerance.latency), wanted + noise_ms)
+    return Line(name, stored, round(pace, 2), now, round(limit, 3), now > limit)

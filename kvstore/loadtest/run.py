@@ -1,0 +1,96 @@
+"""`kvstore-loadtest`: load tests of a cluster that serves, by Locust.
+
+    kvstore-loadtest [--data-dir DIR | --store kv://host:port --resp host:port] [any option below] [GrpcUser|RespUser]
+    kvstore-loadtest -f shop.py --data-dir data Shop        # a workload of one's own: docs/loadtests.md
+    kvstore-loadtest --web --data-dir data                  # Locust's pages start the runs, as many as wanted
+
+The report is reports/loadtest.html. Exit codes: 0 the run met all that was asked of it, 1 it did not (the last lines
+say why), 2 wrong usage or no cluster, 3 spoiled: the load generator itself was late or starved, so that the run says
+nothing of the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kvstore.loadtest.generator.options import Options, add_options, options_of, path_word
+from kvstore.loadtest.generator.workloads import Draws
+from kvstore.standard_streams import prepare_standard_streams
+
+WEB_HOST = ("--web-host", "127.0.0.1")
+"""Whoever reaches the pages can load the cluster, so by default that is this machine alone."""
+LOCUSTFILE = Path(__file__).parent / "locustfile.py"
+
+
+def main() -> None:
+    prepare_standard_streams()
+    parser = argparse.ArgumentParser(
+        prog="kvstore-loadtest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    own = parser.add_argument_group("how it is run")
+    own.add_argument("-f", "--locustfile", type=path_word, default=LOCUSTFILE, help="With users of your own.")
+    own.add_argument(
+        "--web",
+        action="store_true",
+        help="Serve Locust's pages, at port 8089 of this machine alone unless --web-host says otherwise.",
+    )
+    add_options(parser)
+    options = checked(parser, sys.argv[1:])
+    mine = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    mine.add_argument("-f", "--locustfile", type=Path, default=LOCUSTFILE)
+    mine.add_argument("--web", action="store_true")
+    asked, words = mine.parse_known_args(sys.argv[1:])
+    try:
+        if not asked.locustfile.is_file():
+            raise ValueError(f"--locustfile: there is no file {asked.locustfile}")
+        if not options.store and not options.resp and "--worker" not in words:
+            options.node_ids()  # whether there is such a cluster
+    except (ValueError, OSError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(run_locust(words, file=asked.locustfile, has_pages=asked.web))
+
+
+def checked(parser: argparse.ArgumentParser, words: Sequence[str]) -> Options:
+    """Return the options, or exit with code 2 before anything is started. Locust judges its own words."""
+    try:
+        options = options_of(parser.parse_known_args(words)[0])
+        for workload in options.workloads:
+            Draws(workload, 1)
+        options.check_paths()
+    except ValueError as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        sys.exit(2)
+    return options
+
+
+def run_locust(
+    words: Sequence[str], *, file: Path = LOCUSTFILE, has_pages: bool = False, is_quiet: bool = False
+) -> int:
+    """Run Locust; returns its exit code. Interrupted or asked to end, it still writes its report."""
+    output = subprocess.DEVNULL if is_quiet else None
+    is_placed = any(word.partition("=")[0] == WEB_HOST[0] for word in words)
+    frame = (() if is_placed else WEB_HOST) if has_pages else ("--headless", "--only-summary")
+    command = [sys.executable, "-m", "locust", "-f", str(file), *frame, *words]
+    # A shell starts what runs in its background with SIGINT ignored, and Locust would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # In a session of its own: an interrupt reaches it by us, and once.
+    process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        return process.wait()
+    finally:  # a second interrupt: the cluster may go away, and Locust must go before
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,77 @@
+"""Ask the store, and change the server, on behalf of the user of a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from kvstore.access import Right
+from kvstore.errors import Unavailable
+from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.partition.state.commands import Op
+from kvstore.server.access.audit import Caller
+from kvstore.server.redis.commands.performer import Performer
+from kvstore.server.redis.commands.rewrite import Ask
+from kvstore.server.redis.commands.row import Alone
+from kvstore.server.redis.parser import Words
+from kvstore.server.redis.plans import OwnerOf
+from kvstore.server.routing import keys
+from kvstore.server.routing.ask import ask
+from kvstore.types import PartitionId
+
+Rewriting = Callable[[Ask, Words, OwnerOf], Coroutine[Any, Any, bytes]]
+
+
+def ask_as_user(performer: Performer) -> Ask:
+    """Return a function that asks for an operation with the permissions that the user has at that time: a command may
+    ask more than once, and wait in between."""
+
+    async def asking(op: Op, partition: PartitionId | None = None) -> Any:
+        return await ask(performer.replies.backend, op, partition)
+
+    return asking
+
+
+def ask_partitions(performer: Performer, words: Words, *, as_user: bool = False) -> keys.Ask:
+    """Return a function that asks a partition as long as the client is connected and may do the command: a traversal
+    takes long, and ends when the user's permissions do. `as_user`: each operation needs the user's own permissions."""
+
+    async def asking(op: Op, partition: PartitionId) -> Any:
+        if performer.replies.is_gone:
+            raise Unavailable("the client is gone")
+        if as_user:
+            return await ask(performer.replies.backend, op, partition)
+        performer.check(words)
+        return await performer.server.ask(op, partition)
+
+    return asking
+
+
+def rewriting(command: Rewriting, value_bytes: int = VALUE_BYTES_MAX) -> Alone:
+    """Return the handler of a command that reads before it writes (rewrite.py). `value_bytes`: of the value that it
+    reads, at most."""
+
+    def act(performer: Performer, words: Words) -> None:
+        performer.run_alone(command(ask_as_user(performer), words, performer.server.owner_of))
+
+    return Alone(act, lambda performer, words: value_bytes)
+
+
+def change(performer: Performer, call: str, work: Callable[[], Awaitable[bytes]]) -> None:
+    """Carry out an administrative change. `work` returns the reply."""
+    identity = performer.session.identity
+    by = Caller("" if identity is None else identity.who, performer.client.address)
+    performer.run_alone(performer.server.changes.make(by, call, work))
+
+
+def visible(performer: Performer, found: list[bytes]) -> list[bytes]:
+    """Return those of the keys that the user may read."""
+    if performer.gate is None:
+        return found
+    prefixes = performer.gate.identity.permissions.read
+    return [key for key in found if key.startswith(prefixes)]
+
+
+def may_count(performer: Performer) -> bool:
+    """Return True if the user may read every key, and so may know how many keys there are."""
+    return performer.gate is None or performer.gate.identity.permissions.may_all(Right.READ, b"", b"")

@@ -1,0 +1,142 @@
+"""Clusters: which node has which slots.
+
+Every node accepts every command and forwards it, so no client depends on the slots. They are divided among the servers
+so that a client divides its commands among them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from binascii import crc_hqx
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from kvstore.partition.state.commands import Level
+from kvstore.ring.hashing import hash_tag
+from kvstore.server.redis import replies
+from kvstore.server.redis.commands.performer import Performer
+from kvstore.server.redis.commands.row import OPTIONS_MAX, Command, Family, in_turn, replying
+from kvstore.server.redis.gate import Need
+from kvstore.server.redis.parser import Words
+from kvstore.server.redis.plans import CommandError
+from kvstore.server.routing.backend import Endpoints
+from kvstore.types import ServerId
+
+SLOTS = 1 << 14
+
+
+class Share(NamedTuple):
+    """A server and its slots, `first` to `last`."""
+
+    first: int
+    last: int
+    id: bytes
+    """Forty digits, as clients expect."""
+    host: bytes
+    port: int
+    is_here: bool
+
+
+def shares(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[Share]:
+    """Return the share of each server; every slot is in one of them. Raises CommandError if no server is known."""
+    if not servers:
+        raise CommandError("CLUSTERDOWN no server is known yet")
+    found = []
+    for number, (server, endpoints) in enumerate(sorted(servers.items())):
+        host, _, port = endpoints.resp.rpartition(":")
+        first, last = SLOTS * number // len(servers), SLOTS * (number + 1) // len(servers) - 1
+        found.append(Share(first, last, _id_of(server), host.strip("[]").encode(), int(port), server == here))
+    return found
+
+
+def _cluster(performer: Performer, words: Words) -> bytes:
+    servers, here = performer.server.backend.topology.servers, performer.server.id
+    match words[1].upper(), len(words):
+        case b"SLOTS", 2:
+            return replies.array(map(_slots, shares(servers, here)))
+        case b"SHARDS", 2:
+            return replies.array(_shard(each, performer.session.protocol) for each in shares(servers, here))
+        case b"NODES", 2:
+            return replies.bulk(b"".join(map(_line, shares(servers, here))))
+        case b"INFO", 2:
+            return replies.bulk(_info(len(servers)))
+        case b"MYID", 2:
+            return replies.bulk(_id_of(here))
+        case b"KEYSLOT", 3:
+            return replies.number(crc_hqx(hash_tag(words[2]), 0) % SLOTS)
+        case _:
+            raise CommandError(
+                "ERR unknown subcommand or wrong arguments. CLUSTER has INFO, KEYSLOT, MYID, NODES, SHARDS and SLOTS "
+                "here; `kvstore ring` shows the ring"
+            )
+
+
+def _id_of(server: ServerId) -> bytes:
+    return hashlib.sha1(server.encode(), usedforsecurity=False).hexdigest().encode()
+
+
+def _slots(share: Share) -> bytes:
+    node = [replies.bulk(share.host), replies.number(share.port), replies.bulk(share.id), replies.array([])]
+    return replies.array([replies.number(share.first), replies.number(share.last), replies.array(node)])
+
+
+def _shard(share: Share, protocol: int) -> bytes:
+    node = {
+        b"id": replies.bulk(share.id),
+        b"port": replies.number(share.port),
+        b"ip": replies.bulk(share.host),
+        b"endpoint": replies.bulk(share.host),
+        b"role": replies.bulk(b"master"),
+        b"replication-offset": replies.ZERO,
+        b"health": replies.bulk(b"online"),
+    }
+    slots = replies.array([replies.number(share.first), replies.number(share.last)])
+    return replies.mapping({b"slots": slots, b"nodes": replies.array([replies.mapping(node, protocol)])}, protocol)
+
+
+def _line(share: Share) -> bytes:
+    flags = b"myself,master" if share.is_here else b"master"
+    values = (share.id, share.host, share.port, share.port, flags, share.first, share.last)
+    return b"%b %b:%d@%d %b - 0 0 0 connected %d-%d\n" % values
+
+
+def _info(servers: int) -> bytes:
+    facts: Sequence[tuple[str, object]] = (
+        ("cluster_enabled", 1),
+        ("cluster_state", "ok" if servers else "fail"),
+        ("cluster_slots_assigned", SLOTS),
+        ("cluster_slots_ok", SLOTS),
+        ("cluster_slots_pfail", 0),
+        ("cluster_slots_fail", 0),
+        ("cluster_known_nodes", servers),
+        ("cluster_size", servers),
+    )
+    return "".join(f"{name}:{value}\r\n" for name, value in facts).encode()
+
+
+def _read_at(level: Level) -> Callable[[Performer, Words], bytes]:
+    def make(performer: Performer, words: Words) -> bytes:
+        performer.session.choose_level(level)
+        return replies.OK
+
+    return make
+
+
+FAMILY = Family(
+    "Cluster",
+    "cluster",
+    (
+        Command(
+            *("CLUSTER", "Show the cluster and its slots.", in_turn(_cluster), 2, OPTIONS_MAX, Need.LOGIN),
+            differs="It has INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. The slots are divided among the nodes, so that "
+            "clients of Redis clusters work and use all nodes; no reply is MOVED. Each node replies for all keys, so a "
+            "client that asks every node for SCAN, KEYS or DBSIZE gets every key once from each.",
+        ),
+        Command(
+            *("READONLY", "Allow stale reads on this connection.", replying(_read_at(Level.STALE)), 1, 1, Need.LOGIN),
+            differs="The replica of the node that you ask replies, if it has one. While keys are watched, reads stay "
+            "linearizable, because EXEC relies on them.",
+        ),
+        Command("READWRITE", "End READONLY.", replying(_read_at(Level.LINEARIZABLE)), 1, 1, Need.LOGIN),
+    ),
+)

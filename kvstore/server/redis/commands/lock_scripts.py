@@ -1,0 +1,142 @@
+"""The scripts of lock libraries, which are recognised by their text: nothing interprets Lua.
+
+A lock is a key with an expiry, and only its holder knows its value. To release or extend the lock, a client compares
+the value first. Redis has no command for that, so libraries send a script. The known scripts are those of redis-py's
+`Lock` and the one of the documentation of Redis, with `del` or `pexpire`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Flag, Op
+from kvstore.partition.state.operations import EXPIRES_MS_MAX
+from kvstore.server.redis import replies
+from kvstore.server.redis.commands.rewrite import Ask, Found, Rewrite, rewrite
+from kvstore.server.redis.parser import Words
+from kvstore.server.redis.plans import CommandError, integer
+
+Action = Callable[[Ask, bytes, Words], Coroutine[Any, Any, bytes]]
+"""(ask, key, arguments) → the reply."""
+
+TEXT_BYTES_MAX = 4096
+LOADED_MAX = 64
+"""Texts of known scripts that differ in blanks: those loaded longest ago are forgotten."""
+_IF_VERSION, _RELATIVE_TTL = int(Flag.IF_VERSION), int(Flag.RELATIVE_TTL)
+_NOT_RUN = "ERR scripts are not run here, but for those of locks: see docs/redis.md"
+
+
+async def release(ask: Ask, key: bytes, arguments: Words) -> bytes:
+    """Delete the key if it holds the first argument; 1 if so."""
+    (token,) = _expect(arguments, 1)
+    return await _if_holder(ask, key, token, lambda found: commands.delete(key, _IF_VERSION, found.version))
+
+
+async def renew(ask: Ask, key: bytes, arguments: Words) -> bytes:
+    """Have the key live for so many milliseconds from now on if it holds the first argument; 1 if so."""
+    token, ms = _expect(arguments, 2)
+    return await _renew(ask, key, token, _milliseconds(ms))
+
+
+async def extend(ask: Ask, key: bytes, arguments: Words) -> bytes:
+    """Have the key live for so many milliseconds more, or, if the third argument is not 0, from now on; 1 if it holds
+    the first argument and ends at all."""
+    token, ms, from_now = _expect(arguments, 3)
+    more_ms = _milliseconds(ms)
+    if from_now != b"0":
+        return await _renew(ask, key, token, more_ms, is_ending=True)
+
+    def later(found: Found) -> Op | None:
+        return _again(key, found, found.expires_ms + more_ms, 0) if found.expires_ms else None
+
+    return await _if_holder(ask, key, token, later)
+
+
+async def _renew(ask: Ask, key: bytes, token: bytes, ms: int, *, is_ending: bool = False) -> bytes:
+    def renewed(found: Found) -> Op | None:
+        return None if is_ending and not found.expires_ms else _again(key, found, ms, _RELATIVE_TTL)
+
+    return await _if_holder(ask, key, token, renewed)
+
+
+def _again(key: bytes, found: Found, expires_ms: int, flags: int) -> Op:
+    return commands.put(key, found.value, expires_ms, _IF_VERSION | flags, found.version)
+
+
+async def _if_holder(ask: Ask, key: bytes, token: bytes, make: Callable[[Found], Op | None]) -> bytes:
+    def decide(found: Found) -> Rewrite | bytes:
+        op = make(found) if found.version and found.value == token else None
+        return replies.ZERO if op is None else Rewrite((op,), replies.ONE)
+
+    return await rewrite(ask, key, decide)
+
+
+def _expect(arguments: Words, count: int) -> Words:
+    if len(arguments) != count:
+        raise CommandError(f"ERR this script takes {count} arguments, got {len(arguments)}")
+    return arguments
+
+
+def _milliseconds(word: bytes) -> int:
+    value = integer(word)
+    if not 0 < value < EXPIRES_MS_MAX >> 1:
+        raise CommandError("ERR invalid expire time in 'pexpire' command")
+    return value
+
+
+_BY_DIGEST: dict[bytes, Action] = {
+    b"c3f8721cbb97f72bc19e972846bd7aaf91901658": release,
+    b"a4e8783852e6b949f9ef3a97212805108459a890": extend,
+    b"1cac51482acf5858da00f6d685d68f886cd6b6b2": renew,
+}
+"""redis-py's, by SHA-1."""
+_IF_EQUAL = re.compile(
+    rb'ifredis\.call\("get",keys\[1\]\)==argv\[1\]then'
+    rb'returnredis\.call\("(?:(del)",keys\[1\]|pexpire",keys\[1\],argv\[2\])\)elsereturn0end'
+)
+"""Redis's own, without blanks."""
+
+
+class Scripts:
+    """The known scripts of one server, by digest."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[bytes, Action] = {}
+
+    def find(self, digest: bytes) -> Action:
+        """Raises CommandError: clients then send the text."""
+        action = self.find_or_none(digest)
+        if action is None:
+            raise CommandError("NOSCRIPT No matching script. Please use EVAL.")
+        return action
+
+    def find_or_none(self, digest: bytes) -> Action | None:
+        digest = digest.lower()
+        return _BY_DIGEST.get(digest) or self._loaded.get(digest)
+
+    def load(self, text: bytes) -> tuple[bytes, Action]:
+        """The digest of a script, and what it does. Raises CommandError if it is not a known one."""
+        digest = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+        action = self.find_or_none(digest)
+        if action is None:
+            action = self._loaded[digest] = _recognised(text)
+            if len(self._loaded) > LOADED_MAX:
+                del self._loaded[next(iter(self._loaded))]
+        return digest, action
+
+    def clear(self) -> None:
+        """Forget the scripts that were loaded; the known ones stay known."""
+        self._loaded.clear()
+
+
+def _recognised(text: bytes) -> Action:
+    found = None
+    if len(text) <= TEXT_BYTES_MAX:
+        found = _IF_EQUAL.fullmatch(b"".join(text.split()).replace(b"'", b'"').rstrip(b";").lower())
+    if found is None:
+        raise CommandError(_NOT_RUN)
+    return release if found[1] else renew

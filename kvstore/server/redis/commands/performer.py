@@ -1,0 +1,112 @@
+"""Protocols of the connection that a command came on, and of its server, for the handlers of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from random import Random
+from typing import Any, Protocol
+
+from kvstore.env.slow_log import SlowLog
+from kvstore.namespaces.rates import Rates
+from kvstore.partition.state.commands import Op
+from kvstore.ring.ring import Ring
+from kvstore.server.access.changes import Changes
+from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.logins import Logins
+from kvstore.server.redis.commands.lock_scripts import Scripts
+from kvstore.server.redis.fresh import Fresh
+from kvstore.server.redis.gate import Gate
+from kvstore.server.redis.parser import Words
+from kvstore.server.redis.plans import Plan
+from kvstore.server.redis.session import Facts, Session
+from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.scan_slots import ScanSlots
+from kvstore.types import PartitionId, ServerId
+
+
+class Server(Protocol):
+    """The server of the connection: kvstore.server.redis.door.RespServer."""
+
+    clients: Fresh[bytes]
+    info: Fresh[Facts]
+    access: Access
+    logins: Logins
+    scripts: Scripts
+    id: ServerId
+    random: Random
+    backend: Backend
+    allows_flush: bool
+    slow: SlowLog
+    changes: Changes
+    scans: ScanSlots
+    rates: Callable[[], Rates | None]
+
+    @property
+    def ring(self) -> Ring: ...
+    def owner_of(self, key: bytes) -> PartitionId: ...
+    def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]: ...
+    def note_browser(self, address: str) -> None: ...
+
+
+class Client(Protocol):
+    """The connection: kvstore.server.redis.connection.RespConnection."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def host(self) -> str:
+        """The address without the port."""
+        ...
+
+    def identity_of_certificate(self) -> Identity | None:
+        """Return the user whom the client's certificate names."""
+        ...
+
+    def entered(self) -> None:
+        """Note that the client has authenticated."""
+        ...
+
+    def become_peer(self, words: Words) -> None:
+        """Hand the connection over to another server's link. Raises CommandError."""
+        ...
+
+
+class Replies(Protocol):
+    """The replies of the connection: kvstore.server.redis.pipeline.reply_queue.ReplyQueue."""
+
+    is_gone: bool
+    backend: Backend
+
+    def reply(self, data: bytes) -> None: ...
+    def use_protocol(self, version: int) -> None: ...
+
+
+class Performer(Protocol):
+    """Carries out a client's commands: kvstore.server.redis.pipeline.pipeline.Pipeline."""
+
+    session: Session
+    gate: Gate | None
+
+    @property
+    def server(self) -> Server: ...
+    @property
+    def client(self) -> Client: ...
+    @property
+    def replies(self) -> Replies: ...
+    def perform(self, found: Plan) -> bool: ...
+
+    def check(self, words: Words) -> None:
+        """Raise CommandError if the user may not do the command now."""
+        ...
+
+    def guard(self, identity: Identity | None) -> None:
+        """Apply the permissions of this user from now on."""
+        ...
+
+    def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
+        """Reply with the result of `work`. No other command begins meanwhile."""
+        ...
+
+    def quit(self, farewell: bytes = ...) -> None:
+        """Send a last reply and close the connection. Later commands are not read."""
+        ...

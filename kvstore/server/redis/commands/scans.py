@@ -1,0 +1,227 @@
+"""Commands about all keys, or all that the user may read: scans, counts, FLUSHALL."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from itertools import zip_longest
+
+from kvstore.access import Right
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.ring.hashing import TOKENS
+from kvstore.server.redis import replies
+from kvstore.server.redis.commands.asking import ask_partitions, change, may_count, visible
+from kvstore.server.redis.commands.performer import Performer
+from kvstore.server.redis.commands.row import NO_KEYS, OPTIONS_MAX, Alone, Command, Family
+from kvstore.server.redis.gate import Need
+from kvstore.server.redis.parser import Words
+from kvstore.server.redis.plans import REPLY_BYTES_MAX, CommandError, check_pattern, integer
+from kvstore.server.routing import keys
+
+KEYS_MAX = 100_000
+"""KEYS is refused in a larger store, because it would hold all keys in memory at once."""
+SCAN_COUNT_MAX = 10_000
+_CURSOR_MAX = (1 << 64) - 1
+
+
+def _traverse(performer: Performer, work: Callable[[], Awaitable[bytes]]) -> None:
+    """Reply with what `work` finds in all partitions. As at the other endpoints, the number of traversals at once is
+    bounded in total and per user, and each is charged to the rates of the namespaces in which the user's keys begin."""
+    gate, server = performer.gate, performer.server
+
+    async def admitted() -> bytes:
+        async with server.scans.place("" if gate is None else gate.identity.name):
+            rates, starts = server.rates(), [start for start, _ in _spans(performer)]
+            if rates is not None and (refusal := rates.refusal_or_none(starts)) is not None:
+                raise refusal
+            return await work()
+
+    performer.run_alone(admitted())
+
+
+def _spans(performer: Performer) -> keys.Spans:
+    """Return the ranges of keys that the user may read."""
+    return keys.ALL_KEYS if performer.gate is None else performer.gate.identity.permissions.ranges[Right.READ].spans
+
+
+def _dbsize(performer: Performer, words: Words) -> None:
+    async def work() -> bytes:
+        server, ask = performer.server, ask_partitions(performer, words)
+        found = await keys.count_keys(ask, lambda: server.ring, performer.session.level)
+        performer.check(words)
+        return replies.number(found)
+
+    _traverse(performer, work)
+
+
+def _keys(performer: Performer, words: Words) -> None:
+    pattern = check_pattern(words[1])
+    fits, prefix = keys.matcher(pattern), keys.literal_prefix(pattern)
+
+    async def some(ask: keys.Ask, spans: keys.Spans) -> list[bytes]:
+        """Read them by their prefixes: keys of other users are not read, and do not count."""
+        server, level = performer.server, performer.session.level
+        found, is_complete = await keys.keys_in(
+            *(ask, lambda: server.ring, spans, level), keys_max=KEYS_MAX, bytes_max=REPLY_BYTES_MAX, matches=fits
+        )
+        if not is_complete and sum(map(len, found)) > REPLY_BYTES_MAX:
+            raise CommandError(f"ERR the reply would be larger than {REPLY_BYTES_MAX} bytes: use SCAN")
+        if not is_complete:
+            raise CommandError(f"ERR KEYS is refused with more than {KEYS_MAX} keys of this prefix: use SCAN")
+        return found
+
+    async def work() -> bytes:
+        server, level, ask = performer.server, performer.session.level, ask_partitions(performer, words)
+        spans = keys.within(_spans(performer), prefix)
+        if tuple(spans) != tuple(keys.ALL_KEYS):
+            found = await some(ask, spans)
+        else:
+            there = await keys.count_keys(ask, lambda: server.ring, level)
+            if there > KEYS_MAX:
+                raise CommandError(f"ERR KEYS is refused with {there} keys (at most {KEYS_MAX}): use SCAN")
+            found = await keys.all_keys(ask, lambda: server.ring, level, matches=fits, bytes_max=REPLY_BYTES_MAX)
+        performer.check(words)
+        return replies.bulks(visible(performer, found))
+
+    _traverse(performer, work)
+
+
+def _cursor_of(words: Words) -> int:
+    """Return the cursor of SCAN. Raises CommandError."""
+    if not words[1].isdigit() or len(words[1]) > 20 or int(words[1]) > _CURSOR_MAX:
+        raise CommandError("ERR invalid cursor")
+    return int(words[1])
+
+
+def _options_of(words: Words) -> tuple[int, bytes, bool]:
+    """Return how many keys SCAN asks for, of which pattern, and whether it wants strings, the only type that there is.
+    Raises CommandError."""
+    count, pattern, wants_strings = 10, b"*", True
+    for option, value in zip_longest(words[::2], words[1::2]):
+        match option.upper() if value is not None else b"":
+            case b"COUNT":
+                count = min(integer(value), SCAN_COUNT_MAX)
+                if count < 1:
+                    raise CommandError("ERR syntax error")
+            case b"MATCH":
+                pattern = check_pattern(value)
+            case b"TYPE":
+                wants_strings = value.lower() == b"string"
+            case _:
+                raise CommandError("ERR syntax error")
+    return count, pattern, wants_strings
+
+
+def _scan_bytes(performer: Performer, words: Words) -> int:
+    _cursor_of(words)
+    return 2 * min(_options_of(words[2:])[0] * KEY_BYTES_MAX, keys.SCAN_BYTES_MAX)
+
+
+def _scan(performer: Performer, words: Words) -> None:
+    cursor = _cursor_of(words)
+    count, pattern, wants_strings = _options_of(words[2:])
+
+    async def work() -> bytes:
+        server, matches = performer.server, keys.matcher(pattern)
+        ask, after, found = ask_partitions(performer, words), 0, list[bytes]()
+        if cursor < TOKENS and wants_strings:
+            level = performer.session.level
+            if may_count(performer):
+                after, found = await keys.scan(ask, lambda: server.ring, cursor, count, level)
+            else:
+                after, found = await keys.scan_shown(
+                    *(ask, lambda: server.ring, cursor, count, level),
+                    shown=lambda key: bool(visible(performer, [key])),
+                    spans=_spans(performer),
+                )
+        matching = await keys.matching(visible(performer, found), matches)
+        performer.check(words)
+        return replies.array([replies.bulk(b"%d" % after), replies.bulks(visible(performer, matching))])
+
+    _traverse(performer, work)
+
+
+def _random_key(performer: Performer, words: Words) -> None:
+    """Reply with the first key after a random place of the ring: the larger the gap before a key, the likelier is the
+    key. If the user may read none of the next keys, reply with one found by the prefixes that the user may read: the
+    keys of others cost nothing."""
+    start, protocol = performer.server.random.randrange(TOKENS), performer.session.protocol
+
+    async def near(ask: keys.Ask) -> list[bytes]:
+        server, level = performer.server, performer.session.level
+        count = 1 if may_count(performer) else keys.FIRST_PAGE_KEYS
+        after, found = await keys.scan(ask, lambda: server.ring, start, count, level)
+        if not found and not after:
+            _, found = await keys.scan(ask, lambda: server.ring, 0, count, level)
+        performer.check(words)
+        return visible(performer, found)
+
+    async def own(ask: keys.Ask) -> list[bytes]:
+        server, spans = performer.server, _spans(performer)
+        for span in server.random.sample(spans, len(spans)):
+            found, _ = await keys.keys_in(
+                *(ask, lambda: server.ring, (span,), performer.session.level),
+                keys_max=keys.SEEK_KEYS_MAX,
+                bytes_max=keys.SCAN_BYTES_MAX,
+            )
+            performer.check(words)
+            if own_keys := visible(performer, found):
+                return own_keys
+        return []
+
+    async def work() -> bytes:
+        ask = ask_partitions(performer, words)
+        if shown := await near(ask):
+            return replies.bulk(shown[0])
+        if shown := await own(ask):
+            return replies.bulk(performer.server.random.choice(shown))
+        return replies.NULL[protocol]
+
+    _traverse(performer, work)
+
+
+def _flush(performer: Performer, words: Words) -> None:
+    """Delete every key of each partition, one partition after the other."""
+    if not performer.server.allows_flush:
+        raise CommandError(f"ERR {words[0].upper().decode()} is refused here; [server] redis_flush = true allows it")
+    if len(words) == 2 and words[1].upper() not in (b"SYNC", b"ASYNC"):
+        raise CommandError("ERR syntax error")
+
+    async def work() -> bytes:
+        await keys.delete_all(ask_partitions(performer, words, as_user=True), lambda: performer.server.ring)
+        return replies.OK
+
+    change(performer, words[0].upper().decode(), work)
+
+
+_FLUSH = (
+    "Refused, unless `[server] redis_flush = true`, for a store that tests use. It deletes one partition after the "
+    "other, as deletes in its log."
+)
+
+FAMILY = Family(
+    "Scans",
+    "generic",
+    (
+        Command(
+            *("SCAN", "Return some of the keys, and where to continue.", Alone(_scan, _scan_bytes), 2, OPTIONS_MAX),
+            Need.READ_SOME,
+            differs="The cursor is a place on the ring, and any node accepts it. A key that is there during the whole "
+            "scan is returned. All keys of one hash tag come in one reply, whatever COUNT is. If one tag has more than "
+            "100,000 keys, or 16 MiB of keys, SCAN is refused for every client there: divide such keys among several "
+            "tags. The scans of other endpoints follow the order of keys and have no such limit.",
+        ),
+        Command(
+            *("KEYS", "Return the keys of a pattern.", Alone(_keys, lambda p, words: 2 * REPLY_BYTES_MAX), 2, 2),
+            Need.READ_SOME,
+            differs="Refused above 100,000 keys, and if the keys that match are larger than 32 MiB: use SCAN. If the "
+            "pattern begins with literal bytes, as `user:*` does, only keys that begin with them count and are read.",
+        ),
+        Command("RANDOMKEY", "Return a random key.", Alone(_random_key), 1, 1, Need.READ_SOME),
+        Command(
+            *("DBSIZE", "Count all keys.", Alone(_dbsize), 1, 1, Need.READ_ALL),
+            differs="The sum over the partitions, each counted at its own moment.",
+        ),
+        Command("FLUSHDB", "Delete all keys.", Alone(_flush), 1, 2, Need.WRITE_ALL, NO_KEYS, "write", _FLUSH),
+        Command("FLUSHALL", "Delete all keys.", Alone(_flush), 1, 2, Need.WRITE_ALL, NO_KEYS, "write", _FLUSH),
+    ),
+)

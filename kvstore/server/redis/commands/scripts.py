@@ -1,0 +1,54 @@
+"""Scripts: those of lock libraries (lock_scripts.py)."""
+
+from __future__ import annotations
+
+from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.server.redis import replies
+from kvstore.server.redis.commands.asking import ask_as_user
+from kvstore.server.redis.commands.performer import Performer
+from kvstore.server.redis.commands.row import NO_KEYS, OPTIONS_MAX, Alone, Command, Family, replying, writes
+from kvstore.server.redis.gate import Need
+from kvstore.server.redis.parser import Words
+from kvstore.server.redis.plans import CommandError, check_key, integer
+
+
+def _eval(performer: Performer, words: Words) -> None:
+    scripts = performer.server.scripts
+    action = scripts.find(words[1]) if words[0].upper() == b"EVALSHA" else scripts.load(words[1])[1]
+    if integer(words[2]) != 1 or len(words) < 4:
+        raise CommandError("ERR the scripts known here take one key")
+    performer.run_alone(action(ask_as_user(performer), check_key(words[3]), words[4:]))
+
+
+def _script(performer: Performer, words: Words) -> bytes:
+    scripts = performer.server.scripts
+    match words[1].upper(), words[2:]:
+        case b"LOAD", [text]:
+            return replies.bulk(scripts.load(text)[0])
+        case b"EXISTS", [_, *_] as digests:
+            return replies.array(replies.number(int(scripts.find_or_none(each) is not None)) for each in digests)
+        case b"FLUSH", [] | [b"SYNC" | b"ASYNC"]:
+            scripts.clear()
+            return replies.OK
+        case _:
+            raise CommandError("ERR unknown subcommand or wrong arguments. SCRIPT has EXISTS, FLUSH and LOAD here")
+
+
+_EVAL = Alone(_eval, lambda performer, words: VALUE_BYTES_MAX)
+_NO_LUA = (
+    'No Lua: the only scripts are those of locks, that is of redis-py\'s `Lock`, and `if redis.call("get",KEYS[1]) == '
+    'ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end`, also with `pexpire`.'
+)
+
+FAMILY = Family(
+    "Scripts",
+    "scripting",
+    (
+        writes("EVAL", "Run the script of a lock.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
+        writes("EVALSHA", "Run the script of a lock by its SHA-1.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
+        Command(
+            *("SCRIPT", "Load scripts of locks, or ask for them.", replying(_script), 2, OPTIONS_MAX, Need.LOGIN),
+            differs="It has EXISTS, FLUSH, LOAD.",
+        ),
+    ),
+)

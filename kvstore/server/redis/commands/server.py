@@ -1,0 +1,207 @@
+"""The server: what tools ask about it, and its settings and counters.
+
+A reply does not make up what the server does not know. It is empty where Redis too may have nothing; otherwise it is an
+error that says where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvstore.env.slow_log import KEPT, Slow
+from kvstore.errors import StoreError
+from kvstore.partition.state.commands import Level
+from kvstore.server.redis import replies
+from kvstore.server.redis.commands.asking import change, may_count
+from kvstore.server.redis.commands.performer import Performer
+from kvstore.server.redis.commands.row import OPTIONS_MAX, Alone, Command, Family, in_turn, replying, subcommands
+from kvstore.server.redis.gate import Need
+from kvstore.server.redis.parser import Words
+from kvstore.server.redis.plans import Build, CommandError, Context, Plan, Reply, check_pattern, integer
+from kvstore.server.redis.session import Facts
+from kvstore.server.routing import keys
+from kvstore.server.routing.keys import matcher
+
+ACKNOWLEDGED_REPLICAS = 1
+"""Replicas that have a write when it is acknowledged: it is on disk on at least two machines, and Redis does not count
+the master."""
+SLOW_COUNT = 10
+"""Entries that SLOWLOG GET shows by default."""
+_SLOW_LOG = "SLOWLOG has GET [count], LEN and RESET here: `kvstore node slow-log` has more of each"
+_SETTINGS: dict[bytes, bytes] = {
+    b"save": b"",
+    b"appendonly": b"yes",
+    b"appendfsync": b"always",
+    b"maxmemory": b"0",
+    b"databases": b"1",
+    b"slowlog-max-len": b"%d" % KEPT,
+    b"latency-monitor-threshold": b"0",
+    b"latency-tracking": b"no",
+}
+_EMPTY = replies.array([])
+
+
+def _time(words: Words, context: Context) -> Plan:
+    seconds, ms = divmod(context.now_ms, 1000)
+    return Reply(replies.bulks([b"%d" % seconds, b"%d" % (ms * 1000)]))
+
+
+def _role(words: Words, context: Context) -> Plan:
+    return Reply(replies.array([replies.bulk(b"master"), replies.ZERO, _EMPTY]))
+
+
+def _wait(performer: Performer, words: Words) -> bytes:
+    integer(words[1])
+    try:
+        timeout = integer(words[2])
+    except CommandError:
+        raise CommandError("ERR timeout is not an integer or out of range") from None
+    if timeout < 0:
+        raise CommandError("ERR timeout is negative")
+    return replies.number(ACKNOWLEDGED_REPLICAS)
+
+
+# ── INFO, CONFIG ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _info(performer: Performer, words: Words) -> None:
+    wanted = {word.decode("utf-8", "replace").lower() for word in words[1:]}
+    is_all = not wanted - {"default", "all", "everything"}
+
+    async def work() -> bytes:
+        server = performer.server
+        facts = await server.info.take()
+        if (is_all or "keyspace" in wanted) and may_count(performer):
+            with suppress(StoreError):  # a partition without a replica that answers must not fail the other sections
+                found = await keys.count_keys(server.ask, lambda: server.ring, Level.STALE)
+                if may_count(performer):  # still
+                    facts = {**facts, "Keyspace": {"db0": f"keys={found}"}}
+        return _sections({name: of for name, of in facts.items() if is_all or name.lower() in wanted})
+
+    performer.run_alone(work())
+
+
+def _sections(facts: Facts) -> bytes:
+    lines: list[str] = []
+    for section, values in facts.items():
+        lines += [f"# {section}", *(f"{name}:{value}" for name, value in values.items()), ""]
+    return replies.bulk("\r\n".join(lines).encode())
+
+
+def _config(performer: Performer, words: Words) -> bytes:
+    if words[1].upper() != b"GET" or len(words) < 3:
+        raise CommandError("ERR CONFIG can only GET here; the node's TOML file holds its settings")
+    slow_us = performer.server.slow.slow_ms * 1000 or -1
+    settings = _SETTINGS | {b"slowlog-log-slower-than": b"%d" % slow_us}
+    wanted = [matcher(check_pattern(word.lower())) for word in words[2:]]
+    found = {key: replies.bulk(value) for key, value in settings.items() if any(matches(key) for matches in wanted)}
+    return replies.mapping(found, performer.session.protocol)
+
+
+# ── SLOWLOG, LATENCY, MODULE ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _slow_log(performer: Performer, words: Words) -> None:
+    async def reset() -> bytes:
+        performer.server.slow.clear()
+        return replies.OK
+
+    if len(words) == 2 and words[1].upper() == b"RESET":
+        return change(performer, "SLOWLOG RESET", reset)
+    return in_turn(_shown_slow_log).act(performer, words)
+
+
+def _shown_slow_log(performer: Performer, words: Words) -> bytes:
+    slow, second = performer.server.slow, words[1].upper()
+    match second, len(words):
+        case b"GET", _:
+            found = slow.latest(slow_count(words))
+            return replies.array(slow_entry(slow.noted - number, each) for number, each in enumerate(found, 1))
+        case b"LEN", 2:
+            return replies.number(slow.kept)
+        case b"HELP", 2:
+            return replies.array([replies.status(_SLOW_LOG)])
+        case _:
+            raise CommandError(f"ERR unknown subcommand or wrong arguments. {_SLOW_LOG}")
+
+
+def slow_count(words: Words) -> int:
+    """Return how many entries SLOWLOG GET shows. Raises CommandError."""
+    if len(words) == 2:
+        return SLOW_COUNT
+    count = integer(words[2])
+    if count < -1:
+        raise CommandError("ERR count should be greater than or equal to -1")
+    return KEPT if count == -1 else count
+
+
+def slow_entry(number: int, slow: Slow) -> bytes:
+    """Return an entry as Redis shows it: its number, date, microseconds, words, and the client, which is not known
+    here. A key is shown by its hash, as in `kvstore node slow-log`."""
+    said = [slow.operation, f"at={slow.at}"]
+    said += [f"{name}={value}" for name, value in (("key", slow.key), ("partition", slow.partition)) if value]
+    said += [f"operations={slow.operations}"] if slow.operations > 1 else []
+    words = replies.bulks(word.encode() for word in said)
+    times = [replies.number(slow.date_ms // 1000), replies.number(round(slow.took_s * 1e6))]
+    return replies.array([replies.number(number), *times, words, replies.bulk(b""), replies.bulk(b"")])
+
+
+def _says(reply: Callable[[Context], bytes]) -> Build:
+    return lambda words, context: Reply(reply(context))
+
+
+_latency = subcommands(
+    "LATENCY",
+    {
+        # As in a Redis whose latency-monitor-threshold is 0 and which does not track latencies.
+        "LATEST": (2, 2, _says(lambda context: _EMPTY)),
+        "HISTORY": (3, 3, _says(lambda context: _EMPTY)),
+        "RESET": (2, 32, _says(lambda context: replies.ZERO)),
+        "HISTOGRAM": (2, 32, _says(lambda context: replies.mapping({}, context.protocol))),
+    },
+    ", which are empty; SLOWLOG and the metrics of the HTTP port tell of latencies",
+)
+_module = subcommands("MODULE", {"LIST": (2, 2, _says(lambda context: _EMPTY))})
+
+
+FAMILY = Family(
+    "Server",
+    "server",
+    (
+        Command(
+            *("INFO", "Show facts about the server.", Alone(_info), 1, OPTIONS_MAX, Need.LOGIN),
+            differs="It is about the node that you ask, except for `db0` of Keyspace: the keys of all partitions, as "
+            "replicas know them, if you may read them all. It does not count the keys that expire.",
+        ),
+        Command(
+            *("CONFIG", "Show settings: GET.", in_turn(_config), 2, OPTIONS_MAX, Need.LOGIN),
+            differs="It cannot SET: the node's TOML file holds its settings.",
+        ),
+        Command(
+            *("SLOWLOG", "Show or clear the log of slow operations.", Alone(_slow_log), 2, 3, Need.ADMIN),
+            differs="It has GET, LEN, RESET. It is the log of the node that you ask, with hashes in place of keys "
+            "(`kvstore node slow-log` shows more), and needs the right `admin`. RESET clears the log for everybody.",
+        ),
+        Command(
+            *("TIME", "Return the date of the server.", _time, 1, 1, Need.LOGIN),
+            differs="In a transaction, it is the date when TIME was queued.",
+        ),
+        Command(
+            *("ROLE", "Return the role of the server.", _role, 1, 1, Need.LOGIN),
+            differs="Every node is a master without replicas.",
+        ),
+        Command(
+            *("LATENCY", "Show latencies.", _latency, 2, OPTIONS_MAX, Need.LOGIN),
+            differs="It has HISTOGRAM, HISTORY, LATEST, RESET, which are empty: no latencies are tracked.",
+        ),
+        Command(
+            *("MODULE", "List the modules.", _module, 2, OPTIONS_MAX, Need.LOGIN),
+            differs="It has LIST. There are no modules.",
+        ),
+        Command(
+            *("WAIT", "Return the number of replicas that have the writes.", replying(_wait), 3, 3, Need.LOGIN),
+            differs="It returns 1 at once, because every acknowledged write is on two disks.",
+        ),
+    ),
+)

@@ -1,0 +1,59 @@
+"""Find operations of one connection that must not be in flight together: those on a key that one of them changes.
+
+Decides only. Writes of one key may be in flight together, because the leader does them in the order in which they come.
+Numbers count the commands of a connection; all commands below `answered` have been answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.traits import POINT_READS
+
+KEPT_MAX = 4096
+"""Keys that are remembered before those of answered commands are dropped."""
+_BATCH = int(Code.BATCH)
+
+
+class KeyHazards:
+    """Keys with the number of the last command that changes or reads them: those in flight, and some answered ones."""
+
+    __slots__ = ("reads", "writes")
+
+    def __init__(self) -> None:
+        self.writes: dict[bytes, int] = {}
+        self.reads: dict[bytes, int] = {}
+
+    def block(self, ops: Iterable[Op], answered: int) -> bool:
+        """Return True if one of `ops` has to wait until what is in flight is answered."""
+        return any(
+            (self.writes if op[0] in POINT_READS else self.reads).get(op[1], -1) >= answered for op in _parts(ops)
+        )
+
+    def note(self, ops: Iterable[Op], number: int) -> None:
+        """Note that command `number` does `ops`."""
+        for op in _parts(ops):
+            (self.reads if op[0] in POINT_READS else self.writes)[op[1]] = number
+
+    def answered(self, issued: int, answered: int) -> None:
+        """Forget commands that have been answered."""
+        if issued == answered:
+            if self.writes:
+                self.writes.clear()
+            if self.reads:
+                self.reads.clear()
+        elif len(self.writes) + len(self.reads) > KEPT_MAX:
+            for keys in (self.writes, self.reads):
+                kept = {key: number for key, number in keys.items() if number >= answered}
+                keys.clear()
+                keys.update(kept)
+
+
+def _parts(ops: Iterable[Op]) -> Iterator[Op]:
+    """Yield the operations on single keys: of a batch, those in it."""
+    for op in ops:
+        if op[0] == _BATCH:
+            yield from op[2]
+        else:
+            yield op

@@ -1,0 +1,351 @@
+"""The commands of one Redis client: a queue of those that wait, and the beginning of each.
+
+Commands are submitted as they arrive, many at once; reply_queue.py puts their replies in order. The token of a request
+holds its place in that order and, in its low bits, the format of its reply. A client may rely on its commands as if the
+server did one after the other: an operation on a key that another one in flight changes, and a command that is more
+than operations on keys, wait until all commands before are answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any, Protocol
+
+from kvstore.env import Stream
+from kvstore.errors import StoreError
+from kvstore.partition.state.commands import Op
+from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
+from kvstore.server.access.guard import Guard
+from kvstore.server.access.identities import Access, Identity
+from kvstore.server.redis import replies
+from kvstore.server.redis.commands import performer
+from kvstore.server.redis.commands.row import Alone, InMulti
+from kvstore.server.redis.commands.table import known
+from kvstore.server.redis.gate import Gate
+from kvstore.server.redis.parser import Unfit, Words
+from kvstore.server.redis.pipeline import reply_queue
+from kvstore.server.redis.pipeline.fast_path import PLAIN_WORDS, FastPath
+from kvstore.server.redis.pipeline.in_flight import InFlight
+from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.latency import CommandLatency
+from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, Gather, ReplyQueue
+from kvstore.server.redis.plans import BATCH, CommandError, Context, Plan, Reply, Several, Single, together, value_bytes
+from kvstore.server.redis.session import Session
+
+log = logging.getLogger(__name__)
+
+TOGETHER_MIN = 4
+"""Number of plain GETs or SETs from which it costs less to begin them in one call than one by one."""
+
+
+class Server(reply_queue.Server, performer.Server, Protocol):
+    """The server of the connection: kvstore.server.redis.door.RespServer."""
+
+    inflight_limit: InflightLimit
+    rounds: CommandLatency
+    access: Access
+
+    def now_ms(self) -> int: ...
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+
+
+class Client(performer.Client, Protocol):
+    """The connection: kvstore.server.redis.connection.RespConnection."""
+
+    def caught_up(self) -> None:
+        """Note that all commands that waited have begun."""
+        ...
+
+
+class Pipeline:
+    """The commands of one connection, from when they are read until they are answered."""
+
+    stream: Stream
+    """Set when the connection is made."""
+
+    def __init__(self, server: Server, session: Session, client: Client) -> None:
+        self.server, self.session, self.client = server, session, client
+        self.replies = ReplyQueue(server, session, flush=self.flush, resume=self.resume)
+        self.gate: Gate | None = None
+        """None where the cluster does not authenticate its clients."""
+        self.waiting: deque[Words] = deque()
+        """Commands that have been read and not begun."""
+        self.is_busy = False
+        """True while a command that no other may pass is carried out: nothing is read meanwhile."""
+        self.is_closing = False
+        """True when no more commands begin: the connection closes when those in flight are answered."""
+        self.is_handed_over = False
+        """True when the connection is another server's: no commands come after the one that said so."""
+        self._is_ended = False
+        """True when the client sends no more."""
+        self._in_flight = InFlight(server.inflight_limit, server.rounds, self.replies)
+        self._fast_path = FastPath(server, session, self.replies, self._in_flight)
+        self._resume_below: int | None = None
+        """Number of commands in flight below which those that wait begin; None if none wait."""
+
+    def guard(self, identity: Identity | None) -> None:
+        """Apply the permissions of this user from now on; None: of a client that has not authenticated."""
+        access, self.session.identity = self.server.access, identity
+        self.gate, self.replies.backend, self._fast_path.readable = None, self.server.backend, None
+        if access.is_on:
+            who, address = identity or access.nobody, self.client.address
+            self.gate = Gate(access, who, address)
+            if not who.may_do_every_operation():  # permissions are checked again after each change of the table
+                self.replies.backend = Guard(access, who, self.server.backend, address)
+                self._fast_path.readable = who.read
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, commands: list[Words]) -> None:
+        """Begin what has been read, or keep it for later."""
+        if self._resume_below is not None:
+            self.waiting.extend(commands)
+        elif commands[1:] or self._is_ended or not (commands and self._fast_path.begin_lone(commands[0])):
+            self._run(commands)
+            if self.is_closing or self._is_ended:
+                self.close_when_done()
+
+    def _run(self, commands: Sequence[Words]) -> None:
+        """Begin commands until one has to wait; that one and the rest go to the queue. Then send what is due."""
+        replies, in_flight, fast_path, rounds = self.replies, self._in_flight, self._fast_path, self._in_flight.rounds
+        count, issued, values, begun = len(commands), replies.issued, in_flight.value_bytes, 0
+        rounds.left -= 1
+        if rounds.left <= 0 and in_flight.timed is None:
+            in_flight.timed = rounds.begin(commands, issued)
+        is_free = count >= TOGETHER_MIN and self.session.queued is None and not in_flight.limit.is_full
+        if is_free and not in_flight.is_crowded():
+            begun = fast_path.answer_gets(commands) if len(commands[0]) == 2 else fast_path.begin_puts(commands)
+        if begun < count:
+            self._begin_all(islice(commands, begun, None))
+        if replies.answered == replies.issued and issued == in_flight.accounted and values == in_flight.value_bytes:
+            in_flight.accounted = replies.issued  # all that this round has begun is answered
+        else:
+            in_flight.limit.begin(replies.issued - issued, in_flight.value_bytes - values)
+        if replies.due:
+            in_flight.settle()
+
+    def _begin_all(self, waiting: Iterator[Words]) -> None:
+        """Begin commands one by one, until one has to wait."""
+        for words in waiting:
+            if words[0] in PLAIN_WORDS:
+                stopped = self._fast_path.begin_plain(chain((words,), waiting))
+                if stopped is None:
+                    return None
+                words = stopped
+            if not self._begin(words):
+                return self._stall(words, waiting)
+            if self.is_busy:
+                return self._stall(None, waiting)
+            if self.is_closing or self.is_handed_over:
+                return None  # later commands must not begin
+        return None
+
+    def _begin(self, words: Words) -> bool:
+        """Begin any command. False if it has to wait: while the client does not read, every command has to."""
+        if self.replies.is_full:
+            return False
+        if isinstance(words, Unfit):
+            self.session.spoil()
+            self.replies.reply(replies.error(f"ERR {words.reason}"))
+            return True
+        session, gate = self.session, self.gate
+        try:
+            try:
+                command = known(words)
+            except CommandError as error:
+                raise session.refuse(words, error) from None
+            if gate is not None:
+                self.check(words)
+            if session.queued is not None and command.in_multi is not InMulti.AT_ONCE:
+                check_ops = None if gate is None else gate.check_ops
+                self.replies.reply(session.queue(words, command.plan_in_multi, self.server.now_ms, check_ops))
+                return True
+            handler = command.handler
+            if isinstance(handler, Alone):
+                return self._act(handler, words)
+            return self.perform(handler(words, Context(session.protocol, session.level, self.server.now_ms)))
+        except CommandError as error:
+            self.replies.reply(replies.error(str(error)))
+            return True
+
+    def check(self, words: Words) -> None:
+        """Raise CommandError if the user may not do the command now. A refusal spoils a transaction."""
+        if self.gate is None:
+            return
+        try:
+            self.gate.check(words[0][:32].decode("utf-8", "replace").lower(), known(words).need_of(words))
+        except CommandError:
+            self.session.spoil()
+            raise
+
+    def _act(self, handler: Alone, words: Words) -> bool:
+        """Carry out a command that is more than operations on keys. False if it has to wait. Raises CommandError."""
+        if handler.begins_operations and self._in_flight.is_crowded():
+            return False
+        if self.replies.in_flight() or not self.replies.reserve(handler.reply_bytes(self, words)):
+            return False
+        handler.act(self, words)
+        return True
+
+    def perform(self, found: Plan) -> bool:
+        """Carry a plan out. False if it has to wait. Raises CommandError."""
+        if self.gate is not None and isinstance(found, Several):
+            self.gate.check_ops(found.ops)  # none of it is done if one may not be
+        match found:
+            case Reply(data):
+                self.replies.reply(data)
+                return True
+            case Single(op, format_):
+                in_flight, answered = self._in_flight, self.replies.answered
+                if in_flight.is_crowded() or in_flight.hazards.block((op,), answered):
+                    return False
+                if not self.replies.may_answer(found):
+                    return False
+                in_flight.note(found, (op,))
+                number = self.replies.next_number()
+                self.replies.backend.submit((op,), self.replies, (number << FORMAT_BITS | format_,))
+                return True
+            case Several():
+                return self._perform_several(found)
+
+    def _perform_several(self, found: Several) -> bool:
+        in_flight, ops = self._in_flight, found.ops
+        if in_flight.is_crowded(len(ops)) or in_flight.hazards.block(ops, self.replies.answered):
+            return False
+        if found.is_atomic:
+            if not self.replies.reserve(value_bytes((found,), BATCH_RESULT_BYTES_MAX)):
+                return False
+            found = together(found)
+        rates = self.server.rates()
+        if rates is not None and (refusal := rates.refusal_or_none(_keys_of(ops))) is not None:
+            self.replies.reply(replies.failure(refusal))  # none of it is done if not all may be
+            return True
+        in_flight.note(found, ops)
+        gathered = Gather(self.replies, self.replies.next_number(), found)
+        in_flight.note_more(gathered.at_once - 1)
+        gathered.submit()
+        return True
+
+    # ── waiting and going on ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stall(self, words: Words | None, rest: Iterable[Words]) -> None:
+        """Keep commands until all in flight are answered, or half of them if as many as allowed are in flight."""
+        if words is not None:
+            self.waiting.append(words)
+        self.waiting.extend(rest)
+        crowded = self.replies.in_flight() >= self.replies.in_flight_max
+        self._resume_below = (self.replies.in_flight_max + 1) // 2 if crowded else 1
+        if self._in_flight.limit.is_full:
+            self._in_flight.limit.wait(self)
+        self.stream.pause_reading()
+
+    def resume(self) -> None:
+        """Begin the commands that wait, if they may begin."""
+        if self.replies.rereads.numbers:
+            self.replies.read_again()
+        if (
+            self.replies.is_full
+            or self.is_busy
+            or self._resume_below is None
+            or self.replies.in_flight() >= self._resume_below
+        ):
+            return
+        if self._in_flight.limit.is_full and (self.replies.in_flight() or not self._in_flight.limit.has_spare()):
+            return self._in_flight.limit.wait(self)
+        if self.replies.answered < self.replies.rereads.below:
+            return
+        self._in_flight.hazards.answered(self.replies.issued, self.replies.answered)
+        self.replies.widen()
+        self._resume_below = None
+        queue, self.waiting = self.waiting, deque()
+        self._run(queue)
+        if self._resume_below is None and not self.replies.is_gone:
+            self.client.caught_up()
+
+    def go_on(self) -> None:
+        """Read more, because all commands that waited have begun."""
+        if self.is_closing or self._is_ended:
+            self.close_when_done()
+        else:
+            self.stream.resume_reading()
+
+    def flush(self) -> None:
+        """Send the replies that are due, and begin commands that waited for them."""
+        self._in_flight.settle()
+        if self._resume_below is not None or self.replies.rereads.numbers:
+            self.resume()
+        elif self.is_closing or self._is_ended:
+            self.close_when_done()
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close_soon(self) -> None:
+        """Begin no more commands; close when those in flight are answered."""
+        self.is_closing = True
+        self.waiting.clear()
+        self.close_when_done()
+
+    def end_input(self) -> bool:
+        """Note that the client sends no more. Return True if it still waits for replies."""
+        self._is_ended = True
+        return self.replies.in_flight() > 0 or bool(self.waiting)
+
+    def lose(self) -> None:
+        """Note that the client is gone."""
+        self.is_closing = True
+        self.waiting.clear()
+        self.replies.lose()
+        self._in_flight.settle()
+
+    def end(self, text: str) -> None:
+        """Send a last reply `-text` after the replies that are due before it, then close the connection."""
+        if not self.is_closing:
+            self._in_flight.limit.begin(1, 0)
+            self.replies.reply(replies.error(text))
+            self.is_closing = True
+        self._in_flight.settle()
+        self.close_when_done()
+
+    def close_when_done(self) -> None:
+        is_over = self.is_closing or self._is_ended
+        if is_over and not self.replies.in_flight() and not self.waiting and not self.replies.is_gone:
+            self.stream.close()
+
+    # ── for the handlers of the kind Alone ────────────────────────────────────────────────────────────────────────────
+
+    def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
+        """Reply with the result of `work`. No other command begins meanwhile."""
+        number = self.replies.next_number()
+        self.is_busy = True
+        self.server.spawn(self._finish(number, work))
+
+    async def _finish(self, number: int, work: Coroutine[Any, Any, bytes]) -> None:
+        reply = await reply_of(work, self.client.address)
+        self.is_busy = False
+        self.replies.answer(number, reply)
+        self.flush()
+
+    def quit(self, farewell: bytes = replies.OK) -> None:
+        """Send a last reply and close the connection. Later commands are not read."""
+        self.replies.reply(farewell)
+        self.is_closing = True
+
+
+async def reply_of(work: Coroutine[Any, Any, bytes], client: str) -> bytes:
+    """Return the result of a command's work, or its error as a reply."""
+    try:
+        return await work
+    except CommandError as error:
+        return replies.error(str(error))
+    except StoreError as error:
+        return replies.failure(error)
+    except Exception:  # the root of a task: a client's command must not end the server
+        log.exception("a command of %s failed", client)
+        return replies.error("ERR internal error; see the server's log")
+
+
+def _keys_of(ops: Sequence[Op]) -> list[bytes]:
+    return [each[1] for op in ops for each in (op[2] if op[0] == BATCH else (op,))]

@@ -1,8 +1,0 @@
-"""`python -m kvstore_loadtest`: the command `kvstore-loadtest`."""
-
-from __future__ import annotations
-
-from kvstore_loadtest.run import main
-
-if __name__ == "__main__":
-    main()
