@@ -35,13 +35,12 @@ from kvstore.partition.election.upkeep import Upkeep, flush
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.answers import Soon, TurnAway
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.mover import Mover
 from kvstore.partition.moves.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
 from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
-from kvstore.partition.state.commands import Level, Op, Sink
+from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.move_records import Founded
 from kvstore.partition.state.scope import ELSEWHERE, bound, scope
@@ -212,36 +211,41 @@ class Partition:
             self._assigned_at, self._assigned_tokens = ring.version, Tokens(spans_of(ring, self.id))
         return self._assigned_tokens
 
-    def submit(self, op: Op, sink: Sink, token: int) -> None:
-        """Carry `op` out, or refuse it: NotLeader unless this replica leads, or the operation is a read that any
-        replica may answer. The sink gets the result later, never from inside this call."""
+    def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """Carry out operations of one sink, in order, or refuse them: NotLeader unless this replica leads, or the
+        operation is a read that any replica may answer. The sink gets the results later, never from inside this
+        call."""
         leader = self._replica.leader
-        if op[0] in KEYLESS and (assigned := self._assigned) is not None:
-            op = bound(op, assigned)
+        for op in ops:
+            if op[0] in KEYLESS:
+                ops = self._bound(ops)
+                break
         if leader is not None and leader.serving:
-            leader.submit(op, sink, token)
-        elif _level_of(op) >= Level.SESSION:
-            result = self._answer_here(op)
-            if result.__class__ is Moved and self._turn_away is not None:
-                self._turn_away(op, sink, token, result)
+            return leader.submit(ops, sink, tokens)
+        for op, token in zip(ops, tokens, strict=True):
+            if _level_of(op) >= Level.SESSION:
+                result = self._answer_here(op)
+                if result.__class__ is Moved and self._turn_away is not None:
+                    self._turn_away(op, sink, token, result)
+                else:
+                    self._complete_soon(sink, token, result)
             else:
-                self._complete_soon(sink, token, result)
-        else:
-            self._complete_soon(sink, token, NotLeader(self.id, self.leader or ""))
+                self._complete_soon(sink, token, NotLeader(self.id, self.leader or ""))
 
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
-        """The same for puts of one sink, in this order. False, and none is taken, unless this replica leads."""
+    def read_now(
+        self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
+    ) -> list[bytes | None] | NotNow:
+        """Return the rows that linearizable GETs find at `now`, or NOT_NOW if they have to be submitted: see
+        LeaderReads.now."""
         leader = self._replica.leader
         if leader is None or not leader.serving:
-            return False
-        leader.submit_puts(ops, sink, tokens)
-        return True
+            return NOT_NOW
+        return leader.reads.now(keys, tokens, now, in_turn=in_turn)
 
-    @property
-    def reads(self) -> LeaderReads | None:
-        """Those of this replica's lead; None if it does not lead."""
-        leader = self._replica.leader
-        return leader.reads if leader is not None and leader.serving else None
+    def _bound(self, ops: Sequence[Op]) -> Sequence[Op]:
+        """Limit operations without a key to the tokens that the ring gives to the partition."""
+        assigned = self._assigned
+        return ops if assigned is None else [bound(op, assigned) if op[0] in KEYLESS else op for op in ops]
 
     def expel(self) -> None:
         """Turn away what waits here and is another partition's: what comes later goes there at once."""

@@ -118,7 +118,7 @@ class Hosting:
         would stand for as long: it is taken back, once this has returned."""
         await self.stop()
         self._after_drain = self._env.nursery.child("after a drain")
-        self._after_drain.spawn(_take_back_drained(self), name="take back what is drained")
+        self._after_drain.spawn(self._take_back_drained(), name="take back what is drained")
 
     async def stop(self) -> None:
         """Hand over what is led here, and stop every replica; its state is synced. One that is called while another is
@@ -353,14 +353,13 @@ class Hosting:
                 return False
             return True
 
-
-async def _take_back_drained(hosting: Hosting) -> None:
-    drained = hosting._drained
-    while drained:
-        for partition, replica in sorted(drained.items()):
-            if await hosting._is_taken_back(partition, replica, drained):
-                del drained[partition]
-        await hosting._env.beat.rest(LEFT_S)
+    async def _take_back_drained(self) -> None:
+        drained = self._drained
+        while drained:
+            for partition, replica in sorted(drained.items()):
+                if await self._is_taken_back(partition, replica, drained):
+                    del drained[partition]
+            await self._env.beat.rest(LEFT_S)
 
 
 def _replicas_of(ring: Ring, partition: PartitionId) -> tuple[ServerId, ...]:

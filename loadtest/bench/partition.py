@@ -112,7 +112,7 @@ class Bench:
         for start in range(0, len(ops), batch):
             some = ops[start : start + batch]
             for op in some:
-                submit(op, sink, 0)
+                submit((op,), sink, (0,))
             await sink.wait(len(some))
 
     def keys(self, count: int) -> Iterator[bytes]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sortedcontainers import SortedDict
 
 from kvstore import versions
 from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, RequestExpired, StoreError
-from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op, Record, RequestId, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Record, RequestId, Sink
 from kvstore.partition.state.rows import encode_record
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import Ring
@@ -257,35 +258,35 @@ class ModelServer:
         return (found.sequence, found.now_ms) if found else (0, 0)
 
     def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+        self,
+        ops: Sequence[Op],
+        sink: Sink,
+        tokens: Sequence[int],
+        ring_version: int = 0,
+        partition: PartitionId | None = None,
     ) -> None:
-        self.seen.append(op)
+        self.seen += ops
         loop = asyncio.get_running_loop()
 
-        def answer(result: Any) -> None:
+        def answer(token: int, result: Any) -> None:
             sink.complete(token, result)
             sink.flush()
 
-        if not self.intercept(op, answer):
-            loop.call_soon(lambda: answer(self._result(op, partition, ring_version)))
-
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
         for op, token in zip(ops, tokens, strict=True):
-            self.submit(op, sink, token)
+            if not self.intercept(op, partial(answer, token)):
+                loop.call_soon(lambda op=op, token=token: answer(token, self._result(op, partition, ring_version)))
 
-    def read_now(self, key: bytes) -> Any:
-        if self.intercept is not _let_pass or self.cluster.leaders[self.cluster.ring.partition_of(key)] != self.id:
+    def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        ring, ops = self.cluster.ring, [(Code.GET, key, 0, 0) for key in keys]
+        if self.intercept is not _let_pass or any(
+            self.cluster.leaders[ring.partition_of(key)] != self.id for key in keys
+        ):
             return NOT_NOW
-        op = (Code.GET, key, 0, 0)
-        found = self._result(op, None)
-        if found is not None and not isinstance(found, Record):
+        found = [self._result(op, None) for op in ops]
+        if not all(each is None or isinstance(each, Record) for each in found):
             return NOT_NOW
-        self.seen.append(op)
-        return None if found is None else encode_record(*found)
-
-    def read_all_now(self, keys: list[bytes]) -> Any:
-        found = list(map(self.read_now, keys))
-        return NOT_NOW if NOT_NOW in found else found
+        self.seen += ops
+        return [None if each is None else encode_record(*each) for each in found]
 
     def _result(self, op: Op, partition: PartitionId | None, ring_version: int = 0) -> Any:
         keyless = op[0] in (Code.SCAN, Code.RANGE, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE)

@@ -20,7 +20,7 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Entry, Kind, decode
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.state import State
-from kvstore.ring.hashing import token_of, tokens_of
+from kvstore.ring.hashing import tokens_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ports import AppendDone, LogEntry
 from tests.sim.world.loop import SimLoop
@@ -178,20 +178,22 @@ class Partition(Unjudged):
         tokens = list(range(self.tokens, self.tokens + len(ops)))
         self.tokens += len(ops)
         for token, op in zip(tokens, ops, strict=True):
-            self.loop.call_soon(self.leader.submit, op, self.caller, token)
+            self.loop.call_soon(self.leader.submit, (op,), self.caller, (token,))
         self.settle()
         return tokens
 
     def read_now(self, key: bytes) -> Record | NotNow | None:
         """What a read finds that does not wait for its turn, alone or together with others."""
-        reads, now = self.leader.reads, self.now()
-        row = reads.now(key, token_of(key), now)
-        assert reads.all_now([key], [token_of(key)], now) == (row if isinstance(row, NotNow) else [row])
-        return record_of(row) if isinstance(row, bytes) else row
+        rows = self.read_all_now(key)
+        many = self.read_all_now(key, key)
+        assert many == (rows if isinstance(rows, NotNow) else rows * 2)
+        if isinstance(rows, NotNow):
+            return rows
+        return None if rows[0] is None else record_of(rows[0])
 
     def read_all_now(self, *keys: bytes) -> list[bytes | None] | NotNow:
         """The rows that many find together."""
-        return self.leader.reads.all_now([*keys], tokens_of([*keys]), self.now())
+        return self.leader.reads.now([*keys], tokens_of([*keys]), self.now())
 
     def do(self, *ops: Op) -> Any:
         """Submit operations, acknowledge all entries, and return the results (of one operation: its result)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ from kvstore.env.real import real_env
 from kvstore.errors import NotLeader, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink, get
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import State
 from kvstore.ring.builder import new_ring
-from kvstore.ring.hashing import token_of, tokens_of
+from kvstore.ring.hashing import tokens_of
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import AppendDone
@@ -88,18 +86,13 @@ class LedPartition:
     def serving(self) -> bool:
         return self.is_up and self.leader.serving
 
-    def submit(self, op: Op, sink: Sink, token: int) -> None:
-        self.leader.submit(op, sink, token)
+    def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        self.leader.submit(ops, sink, tokens)
 
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
-        if not self.serving:
-            return False
-        self.leader.submit_puts(ops, sink, tokens)
-        return True
-
-    @property
-    def reads(self) -> LeaderReads | None:
-        return self.leader.reads if self.serving else None
+    def read_now(
+        self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
+    ) -> list[bytes | None] | NotNow:
+        return self.leader.reads.now(keys, tokens, now, in_turn=in_turn) if self.serving else NOT_NOW
 
     def expel(self) -> None:
         self.leader.expel()
@@ -135,44 +128,32 @@ class OneServer:
         return state.seq, state.record_time_ms
 
     def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+        self,
+        ops: Sequence[Op],
+        sink: Sink,
+        tokens: Sequence[int],
+        ring_version: int = 0,
+        partition: PartitionId | None = None,
     ) -> None:
-        self.submitted.append(op)
-        if self.failure is not None:
-            asyncio.get_running_loop().call_soon(self._fail, sink, token, self.failure)
-            return
-        if self.held_reads is not None and op[0] in (Code.GET, Code.META):
-            self.held_reads.append((op, sink, token))
-            return
-        owner = partition or self.topology.ring.partition_of(op[1])
-        self.partitions[owner].submit(op, sink, token)
-
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        if self.failure is not None:
-            for op, token in zip(ops, tokens, strict=True):
-                self.submit(op, sink, token)
-            return
         self.submitted += ops
-        owners = self.topology.ring.partitions_of([op[1] for op in ops])
-        for owner in sorted(set(owners)):
-            are_its = [each == owner for each in owners]
-            self.partitions[owner].submit_puts(list(compress(ops, are_its)), sink, list(compress(tokens, are_its)))
+        together: dict[PartitionId, tuple[list[Op], list[int]]] = {}
+        for op, token in zip(ops, tokens, strict=True):
+            if self.failure is not None:
+                asyncio.get_running_loop().call_soon(self._fail, sink, token, self.failure)
+            elif self.held_reads is not None and op[0] in (Code.GET, Code.META):
+                self.held_reads.append((op, sink, token))
+            else:
+                some, numbers = together.setdefault(partition or self.topology.ring.partition_of(op[1]), ([], []))
+                some.append(op)
+                numbers.append(token)
+        for owner, (some, numbers) in together.items():
+            self.partitions[owner].submit(some, sink, numbers)
 
-    def read_now(self, key: bytes) -> bytes | NotNow | None:
-        if self.failure is not None or self.held_reads is not None:
-            return NOT_NOW
-        reads = self.partitions[self.topology.ring.partition_of(key)].reads
-        found = NOT_NOW if reads is None else reads.now(key, token_of(key), self._now())
-        if found is not NOT_NOW:
-            self.submitted.append(get(key))
-        return found
-
-    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+    def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
         owners = self.topology.ring.partitions_of(keys)
         if self.failure is not None or self.held_reads is not None or owners.count(owners[0]) < len(keys):
             return NOT_NOW
-        reads = self.partitions[owners[0]].reads
-        found = NOT_NOW if reads is None else reads.all_now(keys, tokens_of(keys), self._now())
+        found = self.partitions[owners[0]].read_now(keys, tokens_of(keys), self._now())
         if found is not NOT_NOW:
             self.submitted += map(get, keys)
         return found
@@ -193,7 +174,7 @@ class OneServer:
     def do_held_reads(self) -> None:
         held, self.held_reads = self.held_reads or [], None
         for op, sink, token in held:
-            self.partitions[self.topology.ring.partition_of(op[1])].submit(op, sink, token)
+            self.partitions[self.topology.ring.partition_of(op[1])].submit((op,), sink, (token,))
 
     def stop(self) -> None:
         for each in self.partitions.values():

@@ -106,7 +106,7 @@ async def test_what_drained_replicas_have_published_is_taken_back_after_an_undra
     hosting._rings = SimpleNamespace(ring=new_ring([P1], {N1: ""}, 1))
     hosting._is_stopped = True
     await hosting.start()
-    await module._take_back_drained(hosting)
+    await hosting._take_back_drained()
     assert (list(hosting._hosted), taken_back) == ([P1], [P2])
 
 

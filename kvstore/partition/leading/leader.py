@@ -227,31 +227,24 @@ class Leader:
 
     # ── arriving ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, op: Op, sink: Sink, token: int) -> None:
-        """Carry `op` out. The sink gets the result on a later turn of the event loop."""
-        code = op[0]
-        if not self.serving:
-            self._answers.refuse(sink, token, NotLeader(self._state.partition))
-        elif code == _GET or code in READS:
-            if not self.reads.arrive((op, sink, token)):
-                self._answers.refuse(sink, token, Overloaded(f"{len(self.reads)} reads wait"))
-        elif code == _PUT or code in WRITES:
-            if not self._queue.offer((op, sink, token)):
-                error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
-                self._answers.refuse(sink, token, error)
-        else:
-            self._answers.refuse(sink, token, unknown_code(code))
+    def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """Carry out operations of one sink, in order. The sink gets the results on a later turn of the event loop."""
+        if not (ops[1:] and self.serving and self._queue.offer_puts(ops, sink, tokens)):
+            for op, token in zip(ops, tokens, strict=True):
+                code = op[0]
+                if not self.serving:
+                    self._answers.refuse(sink, token, NotLeader(self._state.partition))
+                elif code == _GET or code in READS:
+                    if not self.reads.arrive((op, sink, token)):
+                        self._answers.refuse(sink, token, Overloaded(f"{len(self.reads)} reads wait"))
+                elif code == _PUT or code in WRITES:
+                    if not self._queue.offer((op, sink, token)):
+                        error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
+                        self._answers.refuse(sink, token, error)
+                else:
+                    self._answers.refuse(sink, token, unknown_code(code))
         if not self._turn_is_due:
             self._wake()
-
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """The same for puts of one sink."""
-        if self.serving and self._queue.offer_puts(ops, sink, tokens):
-            if not self._turn_is_due:
-                self._wake()
-        else:  # what there is room for, or none
-            for op, token in zip(ops, tokens, strict=True):
-                self.submit(op, sink, token)
 
     def _wake(self) -> None:
         if not self._turn_is_due:

@@ -107,41 +107,43 @@ class LeaderReads:
         return self._kept + len(self.arrived)
 
     # docs/protocol.md P18
-    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        """Read the row of a key's record here and now, under the lease, as a linearizable GET would find it in its
-        turn. NOT_NOW if that takes more than a look: no fresh lease, an expiry, a large value, another partition's
-        key."""
+    def now(
+        self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
+    ) -> list[bytes | None] | NotNow:
+        """Read the rows of records at `now`, under the lease, as linearizable GETs would find them in their turn.
+
+        `tokens` are the tokens of the keys. Returns NOT_NOW if any of the reads takes more than a lookup: no fresh
+        lease, an expiry, a large value, a key of another partition. Several reads do not overtake a read that waits
+        here, because one client may have sent both; with `in_turn` a lone read does not either.
+        """
         if now >= self._read_lease.fresh_until:
             return NOT_NOW
-        row_key = pack_data_key(b"d", token) + key
-        readable = self._serving_ranges.readable
-        if readable.slices[row_key[1]] != WHOLE and not readable.holds(token):
+        if (in_turn or keys[1:]) and (
+            self.arrived or self.lines.count or self._strict or self._leaseless or self.expired.by_key
+        ):
             return NOT_NOW
+        readable, engine = self._serving_ranges.readable, self._state.engine
         try:
-            row = self._state.engine.get(row_key)
+            if keys[1:]:
+                row_keys = data_keys_at(tokens, keys)
+                if not readable.holds_rows(row_keys):
+                    return NOT_NOW
+                rows = engine.multi_get(row_keys)
+                found = list(filter(None, rows))
+                if found and (max(map(_flags_of, found)) >= EXPIRES or max(map(len, found)) > NOW_BYTES):
+                    return NOT_NOW
+                self._answers.given += len(rows)
+            else:  # a lone GET takes 1.0 us this way, and 2.8 us as one of many
+                row_key = pack_data_key(b"d", tokens[0]) + keys[0]
+                if readable.slices[row_key[1]] != WHOLE and not readable.holds(tokens[0]):
+                    return NOT_NOW
+                row = engine.get(row_key)
+                if row is not None and (row[0] >= EXPIRES or len(row) > NOW_BYTES):
+                    return NOT_NOW
+                rows = [row]
+                self._answers.given += 1
         except OSError:
-            return NOT_NOW  # submitted, it ends the lead
-        if row is not None and (row[0] >= EXPIRES or len(row) > NOW_BYTES):
-            return NOT_NOW
-        self._answers.given += 1
-        return row
-
-    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
-        """The same of many keys, at the price of a few calls. NOT_NOW if that takes more than a look for any of them,
-        or if reads of keys wait that came before: one connection may have sent both."""
-        if self.arrived or self.lines.count or self._strict or self._leaseless or self.expired.by_key:
-            return NOT_NOW
-        row_keys = data_keys_at(tokens, keys)
-        if now >= self._read_lease.fresh_until or not self._serving_ranges.readable.holds_rows(row_keys):
-            return NOT_NOW
-        try:
-            rows = self._state.engine.multi_get(row_keys)
-        except OSError:
-            return NOT_NOW
-        found = list(filter(None, rows))
-        if found and (max(map(_flags_of, found)) >= EXPIRES or max(map(len, found)) > NOW_BYTES):
-            return NOT_NOW
-        self._answers.given += len(keys)
+            return NOT_NOW  # a submitted read ends the lead
         return rows
 
     # docs/protocol.md P22

@@ -23,7 +23,8 @@ ENTRY_ITEMS_MAX = 1000
 Arrived = tuple[float, Item]
 """An operation, with the time at which it came."""
 _PUT = int(Code.PUT)
-_key_of, _value_of = itemgetter(1), itemgetter(2)
+_PUTS = {_PUT}
+_code_of, _key_of, _value_of = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -73,10 +74,16 @@ class Queue:
         self._unstamped += 1
         return True
 
-    def offer_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
-        """The same for puts of one sink, all or none of them."""
+    def offer_puts(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> bool:
+        """Take operations of one sink in if all of them are puts and there is room for all; else False, and none is
+        taken."""
         count, config = len(ops), self._config
-        size = ITEM_BYTES * count + sum(map(len, map(_key_of, ops))) + sum(map(len, map(_value_of, ops)))
+        try:
+            if set(map(_code_of, ops)) != _PUTS:
+                return False
+            size = ITEM_BYTES * count + sum(map(len, map(_key_of, ops))) + sum(map(len, map(_value_of, ops)))
+        except (TypeError, LookupError):
+            return False  # one of them is malformed, and is refused when it is decided on
         if len(self._items) + count > config.queue_items_max or self.bytes + size > config.queue_bytes_max:
             return False
         self._items.extend(zip(ops, repeat(sink), tokens))

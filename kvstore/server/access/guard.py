@@ -37,35 +37,34 @@ class Guard:
         return self._backend.progress(partition)
 
     def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+        self,
+        ops: Sequence[Op],
+        sink: Sink,
+        tokens: Sequence[int],
+        ring_version: int = 0,
+        partition: PartitionId | None = None,
     ) -> None:
-        """`sink.complete(token, result)` follows, once; also of what is refused."""
-        code = op[0]
-        if code == _GET:
-            is_allowed = op[1].startswith(self._identity.read)
-        else:
-            is_allowed = code == _PUT and not op[4] & _TELLS and op[1].startswith(self._identity.write)
-        if is_allowed or (refusal := self._identity.refusal_or_none(op)) is None:
-            return self._submit(op, sink, token, ring_version, partition)
-        self._refuse(op, sink, token, refusal)
+        """`sink.complete(token, result)` follows once for each, also for refused operations."""
+        identity = self._identity
+        refused: dict[int, StoreError] = {}
+        for place, op in enumerate(ops):
+            code = op[0]
+            if code == _GET:
+                is_allowed = op[1].startswith(identity.read)
+            else:
+                is_allowed = code == _PUT and not op[4] & _TELLS and op[1].startswith(identity.write)
+            if not is_allowed and (refusal := identity.refusal_or_none(op)) is not None:
+                refused[place] = refusal
+                self._refuse(op, sink, tokens[place], refusal)
+        if refused:
+            tokens = [token for place, token in enumerate(tokens) if place not in refused]
+            ops = [op for place, op in enumerate(ops) if place not in refused]
+        if ops:
+            self._submit(ops, sink, tokens, ring_version, partition)
 
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """The same for puts of one sink."""
-        prefixes = self._identity.write
-        if all(op[1].startswith(prefixes) and not op[4] & _TELLS for op in ops):
-            return self._backend.submit_puts(ops, sink, tokens)
-        for op, token in zip(ops, tokens, strict=True):
-            self.submit(op, sink, token)
-
-    def read_now(self, key: bytes) -> bytes | NotNow | None:
-        """As the backend's; NOT_NOW also for a key that the user may not read, whose refusal then comes in its turn."""
-        if key.startswith(self._identity.read):
-            return self._read_now(key)
-        return NOT_NOW
-
-    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """The same of many keys; NOT_NOW if the user may not read one of them."""
-        return self._backend.read_all_now(keys) if all_begin_with(self._identity.read, keys) else NOT_NOW
+    def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        """As the backend's; NOT_NOW also if the user may not read one of the keys: its refusal comes in its turn."""
+        return self._read_now(keys) if all_begin_with(self._identity.read, keys) else NOT_NOW
 
     def _refuse(self, op: Op, sink: Sink, token: int, refusal: StoreError) -> None:
         """On the next turn: a sink is never completed from inside `submit`."""

@@ -203,7 +203,7 @@ class Membership:
             ring = self._topology.ring
         servers = await self._reader.servers(self._topology)
         if self._topology is not None:
-            return await _read_leaders(self, self._newer(ring), servers)
+            return await self._read_leaders(self._newer(ring), servers)
         leaders = {each: await self._read_leader(each) for each in sorted(ring.partitions)}
         known = {partition: leader for partition, leader in leaders.items() if leader is not None}
         self._replace(ClusterTopology(ring, known, servers))
@@ -262,35 +262,36 @@ class Membership:
         self._watch(paths.partition_leader(partition))
         return await self._reader.leader(partition, self._topology)
 
+    async def _read_leaders(self, ring: Ring, servers: dict[ServerId, Member]) -> None:
+        """Take what was read, and read who leads.
+
+        With many partitions, or a slow metadata store, that takes seconds: what is known to have changed meanwhile is
+        read first, and then the partitions without a known leader, for example new ones: operations wait for them.
+        """
+        known = self.topology
+        gone = set(known.ring.partitions) - set(ring.partitions)
+        leaders = {each: leader for each, leader in known.leaders.items() if each not in gone}
+        self._replace(ClusterTopology(ring, leaders, servers))
+        self._unwatch(gone)
+        for partition in sorted(ring.partitions, key=lambda each: (each in leaders, each)):
+            if self._wanted:
+                wanted, self._wanted = self._wanted, set()
+                self._hint.clear()
+                try:
+                    await self._read_some(wanted)
+                except MetadataError:
+                    self._wanted.update(wanted)
+                    raise
+            if partition in self.topology.ring.partitions:
+                leader = await self._read_leader(partition)
+                if leader != self.topology.leaders.get(partition):
+                    self._replace(self.topology.with_leader(partition, leader))
+
     def _replace(self, topology: ClusterTopology) -> None:
         before, self._topology = self._topology, topology
         if before is not None and _same(before, topology):
             return
         self._listeners.tell()
-
-
-async def _read_leaders(membership: Membership, ring: Ring, servers: dict[ServerId, Member]) -> None:
-    """Take what was read, and read who leads. With many partitions, or a slow metadata store, that takes seconds: what
-    is known to have changed meanwhile is read first, and then the partitions without a known leader, as those that are
-    new: operations wait for them."""
-    known = membership.topology
-    gone = set(known.ring.partitions) - set(ring.partitions)
-    leaders = {each: leader for each, leader in known.leaders.items() if each not in gone}
-    membership._replace(ClusterTopology(ring, leaders, servers))
-    membership._unwatch(gone)
-    for partition in sorted(ring.partitions, key=lambda each: (each in leaders, each)):
-        if membership._wanted:
-            wanted, membership._wanted = membership._wanted, set()
-            membership._hint.clear()
-            try:
-                await membership._read_some(wanted)
-            except MetadataError:
-                membership._wanted.update(wanted)
-                raise
-        if partition in membership.topology.ring.partitions:
-            leader = await membership._read_leader(partition)
-            if leader != membership.topology.leaders.get(partition):
-                membership._replace(membership.topology.with_leader(partition, leader))
 
 
 def _same(one: ClusterTopology, other: ClusterTopology) -> bool:

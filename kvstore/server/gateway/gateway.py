@@ -49,8 +49,8 @@ from kvstore.server.grpc.batch_budget import BatchBudget, BudgetedBackend
 from kvstore.server.grpc.encode import MESSAGE_BYTES, answer_too_large
 from kvstore.server.grpc.scan import scan_pages
 from kvstore.server.grpc.session import stand_of
-from kvstore.server.routing.ask import Submits, ask_session
-from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.ask import ask_session
+from kvstore.server.routing.backend import Backend, Submits
 from kvstore.server.routing.pending import check_one_partition
 from kvstore.server.routing.scan_slots import ScanSlots
 

@@ -33,7 +33,7 @@ class _Deletes(Sink):
         self._results: list[Result | StoreError] = [None] * len(keys)
         self._left = len(keys)
         for token, key in enumerate(keys):
-            backend.submit(commands.delete(key), self, token)
+            backend.submit((commands.delete(key),), self, (token,))
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         self._results[token] = result

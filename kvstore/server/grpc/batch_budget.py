@@ -7,6 +7,8 @@ is known only then, and a write cannot be done again. So room for the most that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvstore.errors import Overloaded, StoreError
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Op, Result, Sink
@@ -44,10 +46,16 @@ class BudgetedBackend:
         self._backend, self._room = backend, room
 
     def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+        self,
+        ops: Sequence[Op],
+        sink: Sink,
+        tokens: Sequence[int],
+        ring_version: int = 0,
+        partition: PartitionId | None = None,
     ) -> None:
         """Raises Overloaded."""
-        self._backend.submit(op, self._room.sink(op, sink), token, ring_version, partition)
+        for op, token in zip(ops, tokens, strict=True):
+            self._backend.submit((op,), self._room.sink(op, sink), (token,), ring_version, partition)
 
 
 class _Counted(Sink):

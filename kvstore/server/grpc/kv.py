@@ -33,8 +33,8 @@ from kvstore.server.grpc.encode import append_part, check_answer, record_message
 from kvstore.server.grpc.scan import one_page, scan_pages
 from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Sessions, progress_of
 from kvstore.server.grpc.topology import Topologies
-from kvstore.server.routing.ask import Submits, ask, ask_session
-from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.ask import ask, ask_session
+from kvstore.server.routing.backend import Backend, Submits
 from kvstore.server.routing.pending import check_one_partition
 from kvstore.server.routing.scan_slots import ScanSlots
 

@@ -246,7 +246,7 @@ class RingAdmin:
         """Ask for all at once. Returns those that are answered in time, with the result or error of each."""
         answers = _Answers(len(asked))
         for number, (partition, op) in enumerate(asked):
-            self._backend.submit(op, answers, number, 0, partition)
+            self._backend.submit((op,), answers, (number,), 0, partition)
         await wait_within(answers.all_done, within_s)
         return [(*asked[number], result) for number, result in answers.found.items()]
 

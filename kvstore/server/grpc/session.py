@@ -151,17 +151,13 @@ class Session:
         if self._open or len(lanes) != 1 or self._outbox.count or version != self._backend.topology.ring.routed:
             return None
         (lane,) = lanes
-        number, keys = lane.first, lane.keys
+        number = lane.first
         if lane.level or lane.values or lane.sequences or number > NUMBER_MAX:
             return None
         sequence, time_ms = stand_of(self._backend, self._clock, lane.partition)
         if lane.token > sequence:
             return None
-        if lane.codes != _ONE_GET or len(keys) != 1:
-            rows = self._rows_now(lane)
-        else:
-            row = self._backend.read_now(keys[0]) if 0 < len(keys[0]) <= KEY_BYTES_MAX else NOT_NOW
-            rows = NOT_NOW if isinstance(row, NotNow) else [row]
+        rows = self._rows_now(lane)
         if not isinstance(rows, list):
             return None
         self._took.add(0.0)
@@ -181,7 +177,7 @@ class Session:
         lengths = set(map(len, keys))
         if not 0 < count <= NOW_MAX or len(lane.codes) != count or lane.codes.count(_GET) != count:
             return NOT_NOW
-        return self._backend.read_all_now(keys) if 0 not in lengths and max(lengths) <= KEY_BYTES_MAX else NOT_NOW
+        return self._backend.read_now(keys) if 0 not in lengths and max(lengths) <= KEY_BYTES_MAX else NOT_NOW
 
     def _submit(self, ops: list[Op | StoreError], lane: Lane, ring_version: int, timeout: float) -> None:
         self._lanes_begun += 1
@@ -195,7 +191,7 @@ class Session:
             self._sweeper = loop.call_later(min(timeout, SWEEP_S), self._sweep)
         submit = self._backend.submit
         if len(ops) > 1 and _are_puts(ops) and ring_version <= self._backend.topology.ring.routed:
-            return self._backend.submit_puts(ops, sink, range(len(ops)))
+            return submit(ops, sink, range(len(ops)))
         for token, op in enumerate(ops):
             if isinstance(op, StoreError):
                 sink.ops[token] = _NO_OP
@@ -207,7 +203,7 @@ class Session:
             ):
                 self._submit_counted(op, sink, token, ring_version)
             else:
-                submit(op, sink, token, ring_version, partition if op[0] in KEYLESS else None)
+                submit((op,), sink, (token,), ring_version, partition if op[0] in KEYLESS else None)
         sink.flush()
 
     def _submit_counted(self, op: Op, lane: _Lane, token: int, ring_version: int) -> None:
@@ -222,7 +218,7 @@ class Session:
         except (InvalidRequest, Overloaded) as error:
             lane.complete(token, error)
             return
-        self._backend.submit(op, sink, token, ring_version)
+        self._backend.submit((op,), sink, (token,), ring_version)
 
     def take_in(self, lane: _Lane, done: list[tuple[int, Result | StoreError]]) -> None:
         """Results of a lane. Its `partition` is where its keys are by its `ring_version`: by a later ring another one

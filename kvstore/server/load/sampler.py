@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,7 +18,7 @@ from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import POINT_READS
 from kvstore.server.load.load import Load, PartitionLoad, decode, encode
 from kvstore.server.routing.pending import written_bytes
-from kvstore.server.routing.ports import LocalReplica, Reads
+from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -50,23 +50,20 @@ class Tap:
     def serving(self) -> bool:
         return self._replica.serving
 
-    def submit(self, op: Op, sink: Sink, token: int) -> None:
-        code = op[0]
-        if code <= _KEYED_MAX:
-            self.see(op[1], 0 if code in POINT_READS else len(op[1]) + written_bytes(op))
-        self._replica.submit(op, sink, token)
-
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
-        if not self._replica.submit_puts(ops, sink, tokens):
-            return False
+    def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
         for op in ops[: BURST - len(self.seen)]:
-            self.see(op[1], len(op[1]) + len(op[2]))
-        return True
+            if op[0] <= _KEYED_MAX:
+                self.see(op[1], 0 if op[0] in POINT_READS else len(op[1]) + written_bytes(op))
+        self._replica.submit(ops, sink, tokens)
 
-    @property
-    def reads(self) -> Reads | None:
-        reads = self._replica.reads
-        return None if reads is None else _TappedReads(reads, self.see)
+    def read_now(
+        self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
+    ) -> list[bytes | None] | NotNow:
+        rows = self._replica.read_now(keys, tokens, now, in_turn=in_turn)
+        if rows is not NOT_NOW:
+            for key in keys[: BURST - len(self.seen)]:
+                self.see(key, 0)
+        return rows
 
     def see(self, key: bytes, written: int) -> None:
         if len(self.seen) < BURST:
@@ -76,26 +73,6 @@ class Tap:
 
     def expel(self) -> None:
         self._replica.expel()
-
-
-class _TappedReads:
-    """Reads that pass through a tap."""
-
-    def __init__(self, reads: Reads, see: Callable[[bytes, int], None]) -> None:
-        self._reads, self._see = reads, see
-
-    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        found = self._reads.now(key, token, now)
-        if found is not NOT_NOW:
-            self._see(key, 0)
-        return found
-
-    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
-        found = self._reads.all_now(keys, tokens, now)
-        if found is not NOT_NOW:
-            for key in keys[:BURST]:  # or less: a burst may be over
-                self._see(key, 0)
-        return found
 
 
 class Counting(LocalReplica, Protocol):

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Protocol
@@ -20,13 +19,12 @@ from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
 from kvstore.errors import Moved, NotLeader, NotYetRaised, OutcomeUnknown, Unavailable
 from kvstore.partition.leading.answers import Answers
-from kvstore.partition.state.commands import Sink
+from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.traits import READS, SINCE, version_of
 from kvstore.server.peer import frames
 from kvstore.server.peer.calls import Calls
 from kvstore.server.peer.flow_control import OPERATION_TIMEOUT_S
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
-from kvstore.server.peer.lanes import Lanes
 from kvstore.server.peer.proof import Caller, Credentials
 from kvstore.server.peer.traced import announced
 from kvstore.server.routing.dispatch import Dispatcher
@@ -36,6 +34,8 @@ from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_LATEST, link_version, release_for
 
 log = logging.getLogger(__name__)
+
+_GET, _PUT = int(Code.GET), int(Code.PUT)
 
 SILENCE_S = 3.0
 """A link that owes answers and says nothing for so long is broken."""
@@ -87,7 +87,8 @@ class Link:
         """Which operations and fields may be sent on it (docs/protocol.md V3)."""
         self._caller = Caller(links.credentials, server, self.version)
         self._frames = Frames()
-        self.lanes = Lanes(partial(asyncio.get_running_loop().call_soon, self.flush))
+        self._lanes: dict[PartitionId, Lane] = {}
+        """Operations that leave with the next frame, at the end of this turn of the event loop."""
         self._frame_bytes = 0
         """At least the bytes of the frame that is taken next."""
         self._results = 0
@@ -104,6 +105,27 @@ class Link:
         """Done when the link can be used; OSError or FrameError when it will never be."""
 
     # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, partition: PartitionId, number: int, op: Op) -> None:
+        """Send an operation of the flight with the next frame."""
+        lane = self._lanes.get(partition) or self._new_lane(partition)
+        if op[0] == _GET:
+            lane.gets.append((number, op))
+        elif op[0] == _PUT:
+            lane.puts.append((number, op))
+        else:
+            lane.others.append((number, op))
+
+    def add_puts(self, partition: PartitionId, numbers: range, ops: Sequence[Op]) -> None:
+        """Send puts of the flight with the next frame."""
+        lane = self._lanes.get(partition) or self._new_lane(partition)
+        lane.puts += zip(numbers, ops, strict=True)
+
+    def _new_lane(self, partition: PartitionId) -> Lane:
+        if not self._lanes:
+            asyncio.get_running_loop().call_soon(self.flush)
+        lane = self._lanes[partition] = Lane(partition, [], [], [])
+        return lane
 
     @property
     def in_flight(self) -> int:
@@ -194,13 +216,11 @@ class Link:
 
     def flush(self) -> None:
         """Send what was submitted in this turn."""
-        if not self.is_open:
+        if not (self.is_open and self._lanes):
             return
-        lanes = self.lanes.take()
-        if not lanes:
-            return
+        lanes, self._lanes = list(self._lanes.values()), {}
         if SINCE and self.version < LINK_LATEST:
-            lanes = _known_there(self, lanes)
+            lanes = self._known_there(lanes)
             if not lanes:
                 return
         if self._traces.live and (call := announced(self.flight, lanes)) is not None:
@@ -280,9 +300,11 @@ class Link:
 
     def _give_up(self) -> None:
         """Tell the dispatcher and the callers that the connection is gone, and with it what had not been sent."""
-        first_unsent = min(self.lanes.numbers(), default=self.flight.last_number + 1)
+        columns = (column for lane in self._lanes.values() for column in (lane.gets, lane.puts, lane.others))
+        unsent = (number for column in columns for number, _ in column)
+        first_unsent = min(unsent, default=self.flight.last_number + 1)
         self._links.dispatcher.link_lost(self.flight, first_unsent)
-        self.lanes.take()
+        self._lanes = {}
         self._calls.lose()
 
     def _sweep(self) -> None:
@@ -334,19 +356,50 @@ class Link:
         for sink in sinks.values():
             sink.flush()
 
+    # ── silence ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# docs/protocol.md P40
-def heard_at(link: Link, now: float) -> float:
-    """Return when the other side of a link that is lost was last heard; now, if this process has just stood still."""
-    return link.heard_at if now - link._swept_at <= STOOD_STILL_S else now
+    # docs/protocol.md P40
+    def last_heard_at(self, now: float) -> float:
+        """Return when the other side of a lost link was last heard; `now` if this process has just stood still."""
+        return self.heard_at if self._is_awake(now) else now
 
+    # docs/protocol.md P40
+    def silent_s(self, now: float) -> float | None:
+        """Return for how many seconds the other side has owed an answer and sent nothing, not even the echo of a ping;
+        None if that is not long, if it owes nothing, or if this process has just stood still."""
+        silent_s = now - self.heard_at
+        return silent_s if silent_s >= QUIET_S and self._is_awake(now) and self._owes_answers() else None
 
-# docs/protocol.md P40
-def silent_s(link: Link, now: float) -> float | None:
-    """Return for how many seconds the other side has owed an answer and sent nothing, not even the echo of a ping; None
-    if that is not long, if it owes nothing, or if this process has just stood still."""
-    silent_s, is_awake = now - link.heard_at, now - link._swept_at <= STOOD_STILL_S
-    return silent_s if silent_s >= QUIET_S and is_awake and link._owes_answers() else None
+    def _is_awake(self, now: float) -> bool:
+        return now - self._swept_at <= STOOD_STILL_S
+
+    # ── operations that the other side does not know ──────────────────────────────────────────────────────────────────
+
+    # docs/protocol.md V3
+    def _known_there(self, lanes: list[Lane]) -> list[Lane]:
+        """Return the lanes without the operations that the other side does not know, and would call malformed: these
+        are refused here, soon."""
+        unknown: dict[int, int] = {}
+        for lane in lanes:
+            wanted = [(number, version_of(op)) for number, op in lane.others]
+            its = {number: version for number, version in wanted if link_version(version) > self.version}
+            lane.others[:] = [each for each in lane.others if each[0] not in its]
+            unknown |= its
+        if unknown:
+            asyncio.get_running_loop().call_soon(self._refuse, unknown)
+        return [lane for lane in lanes if lane.gets or lane.puts or lane.others]
+
+    def _refuse(self, unknown: dict[int, int]) -> None:
+        """Refuse operations; by number, the cluster version that each takes."""
+        errors = [
+            NotYetRaised(
+                f"want cluster version {version}, and server {self.server}, where it would be done, cannot: upgrade "
+                f"all servers to kvstore {release_for(version)} or later"
+            )
+            for version in unknown.values()
+        ]
+        self._give(list(unknown), errors)
+        self._answers.flush()
 
 
 def _weigh(flight: Flight, results: Results, now: float) -> None:
@@ -362,31 +415,3 @@ def _weigh(flight: Flight, results: Results, now: float) -> None:
     for number, result in results.others:
         if not isinstance(result, NotLeader | Moved):
             reads.ended(number, 0, now)
-
-
-# docs/protocol.md V3
-def _known_there(link: Link, lanes: list[Lane]) -> list[Lane]:
-    """The lanes without the operations that the other side does not know, and would call malformed: these are refused
-    here, soon."""
-    unknown: dict[int, int] = {}
-    for lane in lanes:
-        wanted = [(number, version_of(op)) for number, op in lane.others]
-        its = {number: version for number, version in wanted if link_version(version) > link.version}
-        lane.others[:] = [each for each in lane.others if each[0] not in its]
-        unknown |= its
-    if unknown:
-        asyncio.get_running_loop().call_soon(_refuse, link, unknown)
-    return [lane for lane in lanes if lane.gets or lane.puts or lane.others]
-
-
-def _refuse(link: Link, unknown: dict[int, int]) -> None:
-    """Refuse operations; by number, the cluster version that each takes."""
-    errors = [
-        NotYetRaised(
-            f"want cluster version {version}, and server {link.server}, where it would be done, cannot: upgrade all "
-            f"servers to kvstore {release_for(version)} or later"
-        )
-        for version in unknown.values()
-    ]
-    link._give(list(unknown), errors)
-    link._answers.flush()

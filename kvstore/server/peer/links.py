@@ -12,8 +12,7 @@ from kvstore.env.nursery import shielded
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, PeerRefused, StoreError, Unavailable
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import FrameError
-from kvstore.server.peer.lanes import Lanes
-from kvstore.server.peer.link import Link, heard_at, silent_s
+from kvstore.server.peer.link import Link
 from kvstore.server.peer.proof import Credentials
 from kvstore.server.peer.reach import LOOK_S, Reach
 from kvstore.server.routing.dispatch import Dispatcher
@@ -55,8 +54,7 @@ class PeerLinks:
         self._waiting: dict[asyncio.Future[bytes], None] = {}
         """For answers of replicas here."""
         self._nursery = env.nursery.child("peer links")
-        self._links: dict[ServerId, Link] = {}
-        self.lanes: dict[ServerId, Lanes] = {}
+        self.by_server: dict[ServerId, Link] = {}
         self._addresses: dict[ServerId, str] = {}
         """The last ones known: a server whose znode is gone may still be there."""
         self._refused_at: dict[ServerId, float] = {}
@@ -72,7 +70,7 @@ class PeerLinks:
 
     def connect(self, server: ServerId) -> None:
         """Begin to open a link to the server, if there is none."""
-        if server not in self._links:
+        if server not in self.by_server:
             self._open(server)
 
     def is_cut_off(self, servers: Collection[ServerId]) -> bool:
@@ -83,13 +81,13 @@ class PeerLinks:
         if len(servers) < 2 or not all(self._has_failed(server, since) for server in servers):
             return False
         for server in sorted(servers):
-            if server not in self._links:
+            if server not in self.by_server:
                 self._open(server)
         return True
 
     def flush(self) -> None:
         """Send what was submitted."""
-        for link in self._links.values():
+        for link in self.by_server.values():
             link.flush()
 
     # ── for the replicas ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -100,7 +98,7 @@ class PeerLinks:
             raise InvalidRequest(f"a call of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
         if server == self.server:
             return await self._call_here(partition, method, body, timeout_s)
-        link = self._links.get(server)
+        link = self.by_server.get(server)
         if link is None:  # and not merely idle, which its length would say
             link = self._open(server, at_once=True)
         if link is None:
@@ -119,9 +117,9 @@ class PeerLinks:
     # docs/protocol.md P40
     def unheard_s(self, server: ServerId) -> float | None:
         """See kvstore.partition.ports.Peers."""
-        link = self._links.get(server)
+        link = self.by_server.get(server)
         if link is not None and link.is_open:
-            return silent_s(link, self.now())
+            return link.silent_s(self.now())
         return self._reach.unheard_s(server, self.now())
 
     async def _call_here(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
@@ -161,11 +159,11 @@ class PeerLinks:
 
     def lost(self, link: Link) -> None:
         """The link is gone; another one is made when it is needed."""
-        if self._links.get(link.server) is link:
-            del self._links[link.server], self.lanes[link.server]
+        if self.by_server.get(link.server) is link:
+            del self.by_server[link.server]
             self.lost_links += 1
             now = self.now()
-            if self._reach.lost(link.server, heard_at(link, now), now):
+            if self._reach.lost(link.server, link.last_heard_at(now), now):
                 asyncio.get_running_loop().call_later(self.beat.delay_s(LOOK_S), self._look)
 
     # docs/protocol.md V3
@@ -191,22 +189,22 @@ class PeerLinks:
         return {
             server: reason
             for server, (at, reason) in sorted(self._refusals.items())
-            if at >= since and not ((link := self._links.get(server)) is not None and link.is_open)
+            if at >= since and not ((link := self.by_server.get(server)) is not None and link.is_open)
         }
 
     def statistics(self) -> dict[str, int]:
         return {
-            "peer_links": sum(link.is_open for link in self._links.values()),
+            "peer_links": sum(link.is_open for link in self.by_server.values()),
             "peer_links_lost_total": self.lost_links,
             "peer_links_refused_total": self._complaints,
-            "peer_operations_in_flight": sum(link.in_flight for link in self._links.values()),
+            "peer_operations_in_flight": sum(link.in_flight for link in self.by_server.values()),
         }
 
     async def close(self) -> None:
         """End every link, and make no more; what is under way on them is answered as on a loss."""
         self._is_closed = True
-        for server in sorted(self._links):
-            self._links[server].close()
+        for server in sorted(self.by_server):
+            self.by_server[server].close()
         for answer in self._waiting:
             if not answer.done():
                 answer.set_exception(OutcomeUnknown(f"server {self.server} stopped before it answered"))
@@ -221,7 +219,7 @@ class PeerLinks:
         for server in unheard:
             if server not in self.dispatcher.topology.servers:
                 self._reach.forget(server)
-            elif server not in self._links:
+            elif server not in self.by_server:
                 self._open(server)
         if unheard:
             asyncio.get_running_loop().call_later(self.beat.delay_s(LOOK_S), self._look)
@@ -229,7 +227,7 @@ class PeerLinks:
             self._reach.rest()
 
     def _has_failed(self, server: ServerId, since: float) -> bool:
-        link = self._links.get(server)
+        link = self.by_server.get(server)
         return (link is None or not link.is_open) and self._refused_at.get(server, since) > since
 
     def _open(self, server: ServerId, *, at_once: bool = False) -> Link | None:
@@ -241,8 +239,7 @@ class PeerLinks:
             or (not at_once and self.now() - self._refused_at.get(server, -1e9) < CONNECT_AGAIN_S)
         ):
             return None
-        link = self._links[server] = Link(self, server)
-        self.lanes[server] = link.lanes
+        link = self.by_server[server] = Link(self, server)
         self._nursery.spawn(self._connect(link, address), name=f"connect {server}")
         return link
 

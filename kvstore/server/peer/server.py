@@ -11,7 +11,7 @@ from kvstore import versions
 from kvstore.env import Env, Stream, StreamHandler
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.election.peer_replicas import HOLD
-from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op, Record
+from kvstore.partition.state.commands import Code, Flag, Op, Record
 from kvstore.partition.state.rows import record_of
 from kvstore.ring.hashing import tokens_of
 from kvstore.server.access.certificates import common_names
@@ -24,7 +24,6 @@ from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye
 from kvstore.server.peer.identity import host_of
 from kvstore.server.peer.proof import Credentials, Refused
 from kvstore.server.peer.refusals import Refusals
-from kvstore.server.peer.told import Told
 from kvstore.server.peer.traced import TRACES, expected, sink_of
 from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.dispatch import Dispatcher
@@ -207,7 +206,11 @@ class PeerConnection(PeerSink):
         self._abandoned = Abandoned(self._flow, owner.now, self._begin)
         self._calls = self._holds = 0
         self._in_flight = 0
-        self._told = Told()
+        self._asked: dict[PartitionId, None] = {}
+        """Partitions of which answers are to come."""
+        self._told: dict[PartitionId, tuple[int, int]] = {}
+        """The progress of each partition that the other server was last told: it knows that as long as the link lasts,
+        so a frame repeats nothing."""
         self._results = 0
         """Frames of results written."""
         self.expected: dict[int, str] = {}
@@ -293,18 +296,19 @@ class PeerConnection(PeerSink):
         """Answer a lane's GETs, if nothing that came before waits here or at the leader, and they take no more than a
         look. The answers leave with those of the rest of the frame."""
         partition, gets = PartitionId(lane.partition), lane.gets
-        if _must_wait(self) or len(gets) > AT_ONCE_MAX:
+        if self._must_wait() or len(gets) > AT_ONCE_MAX:
             return False
         numbers, ops = zip(*gets, strict=True)
         _, keys, levels, tokens = zip(*ops, strict=True)
         if any(levels) or any(tokens):
             return False
         replica = self._owner.dispatcher.replica_here(partition, ring_version)
-        reads = None if replica is None else replica.reads
-        rows = NOT_NOW if reads is None else reads.all_now(list(keys), tokens_of(list(keys)), self._owner.now())
+        if replica is None:
+            return False
+        rows = replica.read_now(list(keys), tokens_of(list(keys)), self._owner.now(), in_turn=True)
         if not isinstance(rows, list):
             return False
-        self._told.ask(partition)
+        self._asked[partition] = None
         self._owner.operations += len(gets)
         for number, row in zip(numbers, rows, strict=True):
             self._unsent_bytes += _add_read(self._unsent, number, None if row is None else record_of(row))
@@ -327,13 +331,13 @@ class PeerConnection(PeerSink):
         if refused:
             self._unsent.others += refused
             self._send_results()
-        self._told.ask(partition)
-        if not _must_wait(self) and _are_plain_puts(ops):
+        self._asked[partition] = None
+        if not self._must_wait() and _are_plain_puts(ops):
             numbers, puts = zip(*ops, strict=True)
             replica = self._owner.dispatcher.replica_here(partition, ring_version)
-            if replica is not None and replica.submit_puts(list(puts), self, numbers):
+            if replica is not None and replica.serving:
                 self._in_flight += len(ops)
-                return
+                return replica.submit(puts, self, numbers)
         self._flow.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
         self._begin()
         if self._refused_partitions or self._refused_keys:
@@ -436,9 +440,14 @@ class PeerConnection(PeerSink):
         if not (results.numbers or results.records or results.absent or results.others):
             return
         self._unsent, self._unsent_bytes = Results(), 0
-        results.progress = self._told.news(self._owner.dispatcher.progress)
+        # docs/protocol.md P22: nobody receives an answer before the progress of its partition
+        for partition in self._asked:
+            progress = self._owner.dispatcher.progress(partition)
+            if self._told.get(partition) != progress:
+                self._told[partition] = progress
+                results.progress.append((str(partition), *progress))
         if not (self._in_flight or self._flow.waiting):
-            self._told.rest()
+            self._asked.clear()
         try:
             self._write_results(results)
         except FrameError:
@@ -465,6 +474,11 @@ class PeerConnection(PeerSink):
             return
         self._stream.write(data)
 
+    def _must_wait(self) -> bool:
+        """Return True if operations that come now begin in turn, and are checked one by one."""
+        flow = self._flow
+        return bool(flow.waiting or flow.is_held or self._refused_partitions or self._refused_keys or self.expected)
+
 
 def _add_read(results: Results, number: int, record: Record | None) -> int:
     """Add the answer to a GET, and return how many bytes its value takes."""
@@ -473,13 +487,6 @@ def _add_read(results: Results, number: int, record: Record | None) -> int:
         return 0
     results.records.append((number, record))
     return len(record[0])
-
-
-def _must_wait(connection: PeerConnection) -> bool:
-    """Whether operations that come now are begun in turn, and looked at one by one."""
-    flow = connection._flow
-    are_refused = connection._refused_partitions or connection._refused_keys
-    return bool(flow.waiting or flow.is_held or are_refused or connection.expected)
 
 
 def _are_plain_puts(ops: list[tuple[int, Op]]) -> bool:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any
 
 from kvstore.errors import NotCaughtUp, StoreError
 from kvstore.partition.state.commands import Level, Op, Result, Sink
 from kvstore.partition.state.traits import LEVEL_AT
+from kvstore.server.routing.backend import Submits
 from kvstore.types import PartitionId
-
-
-class Submits(Protocol):
-    """A Backend, or what stands before one."""
-
-    def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
-    ) -> None: ...
 
 
 async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
     """The result of one operation. Raises StoreError. A caller that is cancelled misses the result; a write goes on,
     and a read that has not begun does not."""
     answer = _Answer()
-    backend.submit(op, answer, 0, ring_version, partition)
+    backend.submit((op,), answer, (0,), ring_version, partition)
     result = await answer.given
     if isinstance(result, StoreError):
         raise result

@@ -39,7 +39,27 @@ class Topology(Protocol):
     def servers(self) -> Mapping[ServerId, Endpoints]: ...
 
 
-class Backend(Protocol):
+class Submits(Protocol):
+    """Takes operations: a Backend, or a wrapper in front of one."""
+
+    def submit(
+        self,
+        ops: Sequence[Op],
+        sink: Sink,
+        tokens: Sequence[int],
+        ring_version: int = 0,
+        partition: PartitionId | None = None,
+    ) -> None:
+        """Carry out operations of one sink. `sink.complete(token, result)` follows once for each of them, never from
+        inside this call.
+
+        Operations on one key are done in this order. `ring_version`: the ring by which the caller chose this server; 0
+        if that does not matter. `partition` is for operations that name no key.
+        """
+        ...
+
+
+class Backend(Submits, Protocol):
     """The operations of all partitions, wherever they are led."""
 
     @property
@@ -53,21 +73,9 @@ class Backend(Protocol):
         """(sequence, leader's time in ms), no smaller than those of any answer that this server gave."""
         ...
 
-    def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
-    ) -> None:
-        """`sink.complete(token, result)` follows, once. `partition` is for operations that name no key of one."""
-        ...
+    def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        """Return the rows (kvstore.partition.state.rows) of linearizable GETs of a client that waits for nothing else.
 
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """The same for puts of one sink: those of one partition go there together, in this order."""
-        ...
-
-    def read_now(self, key: bytes) -> bytes | NotNow | None:
-        """Return the row (kvstore.partition.state.rows) of a linearizable GET whose answer is here and takes no more
-        than a look, small and without an expiry; else NOT_NOW, and it has to be submitted."""
-        ...
-
-    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """The same of many keys; NOT_NOW if one of them has to be submitted: then all are."""
+        NOT_NOW if the answer to one of them is not here, or takes more than a lookup: then all have to be submitted.
+        """
         ...

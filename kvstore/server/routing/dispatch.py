@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import compress
+from operator import itemgetter
 from typing import assert_never
 
 from kvstore.env import Env
@@ -32,7 +33,8 @@ LOOK_SOON_S, HELD_FEW_MAX = 0.005, 64
 """How often while operations wait for nothing but held keys, and these are so few that to look costs little."""
 WAITING_BYTES_MAX = 64 << 20
 """Keys and values of operations that wait."""
-_BATCH = int(Code.BATCH)
+_BATCH, _PUTS = int(Code.BATCH), {int(Code.PUT)}
+_code_of = itemgetter(0)
 
 
 class Dispatcher:
@@ -76,45 +78,60 @@ class Dispatcher:
         return known if state is None else (max(known[0], state.seq), max(known[1], state.record_time_ms))
 
     def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+        self,
+        ops: Sequence[Op],
+        sink: Sink,
+        tokens: Sequence[int],
+        ring_version: int = 0,
+        partition: PartitionId | None = None,
     ) -> None:
-        """Carry out an operation on the partition that owns its key, or on `partition`.
+        """Carry out operations of one sink on the partitions that own their keys, or on `partition`.
 
-        `sink.complete(token, …)` follows, once, never from inside this call. An operation that names a later ring than
-        the one known here is delayed until that has been read again.
+        `sink.complete(token, …)` follows once for each of them, never from inside this call. An operation that names a
+        later ring than the one known here is delayed until that has been read again.
         """
-        if (
-            self.rates is not None
-            and (refusal := self.rates.refusal_or_none(_counted(op, partition, self._router))) is not None
-        ):
-            return self._fail_later(sink, token, refusal)
         router = self._router
-        if self._held_keys or ring_version > router.ring_version or (partition is not None and ring_version):
-            return self._submit_with_care(op, sink, token, ring_version, partition)
-        target = router.partition_of(op[1]) if partition is None else partition
-        local = self._local.get(target)
-        if local is not None and local.serving:
-            if target not in router.routes.sent_to and target not in router.waiting.lines:
-                return local.submit(op, sink, token)
-        else:
-            flight = router.routes.direct.get(target)
-            level_at = LEVEL_AT.get(op[0])
+        if (
+            ops[1:]
+            and set(map(_code_of, ops)) == _PUTS
+            and not self._held_keys
+            and ring_version <= router.ring_version
+            and partition is None
+            and (self.rates is None or not any(op[1].startswith(self.rates.prefixes.all) for op in ops))
+        ):
+            return self._submit_puts(ops, sink, tokens)
+        for op, token in zip(ops, tokens, strict=True):
             if (
-                flight is not None
-                and (level_at is None or op[level_at] not in FOLLOWER_LEVELS)
-                and not (flight.reads.is_on and op[0] in POINT_READS)
+                self.rates is not None
+                and (refusal := self.rates.refusal_or_none(_counted(op, partition, router))) is not None
             ):
-                number = router.follow(flight, target, op, sink, token)
-                if number:
-                    return self._links.lanes[flight.server].add(target, number, op)
-        self._submit_with_care(op, sink, token, ring_version, partition)
+                self._fail_later(sink, token, refusal)
+                continue
+            if self._held_keys or ring_version > router.ring_version or (partition is not None and ring_version):
+                self._submit_with_care(op, sink, token, ring_version, partition)
+                continue
+            target = router.partition_of(op[1]) if partition is None else partition
+            local = self._local.get(target)
+            if local is not None and local.serving:
+                if target not in router.routes.sent_to and target not in router.waiting.lines:
+                    local.submit((op,), sink, (token,))
+                    continue
+            else:
+                flight = router.routes.direct.get(target)
+                level_at = LEVEL_AT.get(op[0])
+                if (
+                    flight is not None
+                    and (level_at is None or op[level_at] not in FOLLOWER_LEVELS)
+                    and not (flight.reads.is_on and op[0] in POINT_READS)
+                ):
+                    number = router.follow(flight, target, op, sink, token)
+                    if number:
+                        self._links.by_server[flight.server].add(target, number, op)
+                        continue
+            self._submit_with_care(op, sink, token, ring_version, partition)
 
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """The same for puts of one sink: those of one partition go there together, in this order."""
-        if self.rates is not None and any(op[1].startswith(self.rates.prefixes.all) for op in ops):
-            for op, token in zip(ops, tokens, strict=True):
-                self.submit(op, sink, token)
-            return
+    def _submit_puts(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """Submit puts while no key is held. The puts of one partition go there in one call, in this order."""
         router = self._router
         owners = router.topology.ring.partitions_of([op[1] for op in ops])
         targets = set(owners)
@@ -124,43 +141,31 @@ class Dispatcher:
                 are_its = [owner == target for owner in owners]
                 some, numbers = list(compress(ops, are_its)), list(compress(tokens, are_its))
             local, flight = self._local.get(target), router.routes.direct.get(target)
-            is_free = not (self._held_keys or target in router.routes.sent_to or target in router.waiting.lines)
-            if is_free and local is not None and local.submit_puts(some, sink, numbers):
+            if local is not None and local.serving:
+                if not (self._held_keys or target in router.routes.sent_to or target in router.waiting.lines):
+                    local.submit(some, sink, numbers)
+                    continue
+            elif flight is not None and not self._held_keys and flight.has_room(len(some)):
+                sent_as = router.follow_puts(flight, target, some, sink, numbers)
+                self._links.by_server[flight.server].add_puts(target, sent_as, some)
                 continue
-            is_served = local is not None and local.serving
-            if flight is not None and not is_served and not self._held_keys and flight.has_room(len(some)):
-                sent_as = router.follow_all(flight, target, some, sink, numbers)
-                self._links.lanes[flight.server].add_puts(target, sent_as, some)
-            else:
-                for op, token in zip(some, numbers, strict=True):
-                    self.submit(op, sink, token)
+            for op, token in zip(some, numbers, strict=True):
+                self.submit((op,), sink, (token,))
 
-    def read_now(self, key: bytes) -> bytes | NotNow | None:
-        """Return the row of a linearizable GET whose answer is here and takes no more than a look; else NOT_NOW. It
-        overtakes no operation that was submitted and is answered: those are in the state that it reads."""
-        if self._held_keys or (self.rates is not None and key.startswith(self.rates.prefixes.all)):
-            return NOT_NOW
-        router, token = self._router, token_of(key)
-        target = router.owner_of(token)
-        local = self._local.get(target)
-        if local is None or target in router.routes.sent_to or target in router.waiting.lines:
-            return NOT_NOW
-        reads = local.reads
-        return NOT_NOW if reads is None else reads.now(key, token, self._now())
-
-    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """The same of many keys, if all are of one partition; NOT_NOW if one of them has to be submitted."""
+    def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        """Return the rows of linearizable GETs if all are of one partition that is led here and none takes more than a
+        lookup; else NOT_NOW. They overtake no operation that was submitted and is answered: the state that they read
+        has it."""
         if self._held_keys or (self.rates is not None and any(key.startswith(self.rates.prefixes.all) for key in keys)):
             return NOT_NOW
-        router, tokens = self._router, tokens_of(keys)
+        router, tokens = self._router, tokens_of(keys) if keys[1:] else [token_of(keys[0])]
         target = router.owner_of(tokens[0])
         local = self._local.get(target)
         if local is None or target in router.routes.sent_to or target in router.waiting.lines:
             return NOT_NOW
-        reads = local.reads
-        if reads is None or router.topology.ring.owners_of(tokens).count(target) < len(keys):
+        if tokens[1:] and router.topology.ring.owners_of(tokens).count(target) < len(keys):
             return NOT_NOW
-        return reads.all_now(keys, tokens, self._now())
+        return local.read_now(keys, tokens, self._now())
 
     def _submit_with_care(
         self, op: Op, sink: Sink, token: int, ring_version: int, partition: PartitionId | None
@@ -196,7 +201,7 @@ class Dispatcher:
         """An operation that another server sent: done here or refused, never sent on."""
         replica = self.replica_here(partition, ring_version)
         if replica is not None and replica.serving:
-            replica.submit(op, sink, token)
+            replica.submit((op,), sink, (token,))
         else:
             self._handle(events.SentByPeer(partition, op, sink, token, ring_version))
 
@@ -268,9 +273,9 @@ class Dispatcher:
                 if local is None:
                     self._fail_later(sink, token, self.topology.not_leader(partition))
                 else:
-                    local.submit(op, sink, token)
+                    local.submit((op,), sink, (token,))
             case events.Send(server, partition, number, op):
-                self._links.lanes[server].add(partition, number, op)
+                self._links.by_server[server].add(partition, number, op)
             case events.Connect(server):
                 self._links.connect(server)
             case events.Fail(sink, token, error):

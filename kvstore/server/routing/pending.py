@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from kvstore.types import PartitionId
 
 _PUT, _BATCH = int(Code.PUT), int(Code.BATCH)
 _LARGE = WITH_VALUE | {_BATCH}
-_code_of, _value_of = itemgetter(0), itemgetter(2)
 
 
 class Pending(msgspec.Struct):
@@ -53,13 +51,6 @@ class PeerSink(Sink):
 def written_bytes(op: Op) -> int:
     """Return the bytes that an operation holds in memory, if that may be much."""
     return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
-
-
-def written_bytes_of_each(ops: list[Op]) -> list[int]:
-    """The same of many."""
-    if all(map(_PUT.__eq__, map(_code_of, ops))):
-        return list(map(len, map(_value_of, ops)))
-    return list(map(written_bytes, ops))
 
 
 def keys_of(op: Op) -> list[bytes]:

@@ -9,33 +9,25 @@ from kvstore.partition.state.commands import NotNow, Op, Sink
 from kvstore.types import PartitionId, ServerId
 
 
-class Reads(Protocol):
-    """Linearizable GETs that take no more than a look: kvstore.partition.leading.leader_reads.LeaderReads."""
-
-    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        """Return the row of a GET at `now`; NOT_NOW if it takes more, and has to be submitted. `token` is the key's."""
-        ...
-
-    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
-        """The same of many keys; NOT_NOW if it takes more for any of them, or reads that came before wait."""
-        ...
-
-
 class LocalReplica(Protocol):
     """A replica on this node: kvstore.partition.Partition."""
 
     @property
     def serving(self) -> bool: ...
 
-    def submit(self, op: Op, sink: Sink, token: int) -> None: ...
-
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
-        """The same for puts of one sink, in this order. False, and none is taken, unless this replica leads."""
+    def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """Carry out operations of one sink, in order, or refuse them."""
         ...
 
-    @property
-    def reads(self) -> Reads | None:
-        """The reads of its lead; None if it does not lead."""
+    def read_now(
+        self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
+    ) -> list[bytes | None] | NotNow:
+        """Return the rows that linearizable GETs find at `now`; NOT_NOW if one of them takes more than a lookup, and
+        all have to be submitted.
+
+        `tokens` are the tokens of the keys. Several GETs do not overtake a read that waits for its turn; with `in_turn`
+        a lone GET does not either.
+        """
         ...
 
     def expel(self) -> None:
@@ -43,15 +35,15 @@ class LocalReplica(Protocol):
         ...
 
 
-class Lanes(Protocol):
-    """Operations that leave for another server with the next frame: kvstore.server.peer.lanes.Lanes."""
+class Link(Protocol):
+    """A link to another server: kvstore.server.peer.link.Link."""
 
     def add(self, partition: PartitionId, number: int, op: Op) -> None:
-        """Send an operation that is in the server's flight."""
+        """Send an operation of the flight with the next frame."""
         ...
 
-    def add_puts(self, partition: PartitionId, numbers: range, ops: list[Op]) -> None:
-        """The same for puts."""
+    def add_puts(self, partition: PartitionId, numbers: range, ops: Sequence[Op]) -> None:
+        """Send puts of the flight with the next frame."""
         ...
 
 
@@ -59,8 +51,8 @@ class Links(Protocol):
     """Links to other servers: kvstore.server.peer.links.PeerLinks."""
 
     @property
-    def lanes(self) -> Mapping[ServerId, Lanes]:
-        """The lanes to each server that there is a link to."""
+    def by_server(self) -> Mapping[ServerId, Link]:
+        """The link to each server that has one."""
         ...
 
     def connect(self, server: ServerId) -> None:

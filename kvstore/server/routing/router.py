@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
+from operator import itemgetter
 from typing import assert_never
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
@@ -66,7 +67,7 @@ from kvstore.server.routing.events import (
     TurnPeerAway,
 )
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of, written_bytes_of_each
+from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of
 from kvstore.server.routing.redirects import WAIT_S, Redirected, Redirects
 from kvstore.server.routing.routes import Routes
 from kvstore.server.routing.waiting_lines import WaitingLines
@@ -78,6 +79,7 @@ _ARRIVED = 1 << 60
 """Operations that have only arrived get places above this one, those that were turned away here places below it: they
 were here before."""
 
+_value_of = itemgetter(2)
 _GONE = "who asked for it is gone"
 _LINEARIZABLE, _SESSION = int(Level.LINEARIZABLE), int(Level.SESSION)
 FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
@@ -126,7 +128,7 @@ class Router:
             case Refused(flight, errors):
                 self._refused(flight, errors)
             case ReadsAnswered(flight, is_look):
-                _reads_answered(self, flight, is_look=is_look)
+                self._reads_answered(flight, is_look=is_look)
             case LinkOpened(flight):
                 self.routes.open(flight)
             case LinkLost(flight, first_unsent):
@@ -164,14 +166,14 @@ class Router:
             self.forwarded += 1
         return number
 
-    def follow_all(
-        self, flight: Flight, partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int]
+    def follow_puts(
+        self, flight: Flight, partition: PartitionId, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]
     ) -> range:
-        """The same for operations of one sink, for which there is room; returns their numbers."""
+        """Let puts of one sink follow, for which there is room; returns their numbers."""
         first, count = self._arrivals + 1, len(ops)
         self._arrivals += count
         self.forwarded += count
-        orders, sizes = range(first, first + count), written_bytes_of_each(ops)
+        orders, sizes = range(first, first + count), map(len, map(_value_of, ops))
         return flight.begin_all(partition, list(map(Pending, orders, ops, repeat(sink), tokens, sizes)))
 
     # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -240,13 +242,13 @@ class Router:
                 moved.update(keys_of(pending.op))
         if moved:
             self.redirects.expect(flight, flight.writes_on(moved))
-        _send_reads(self, flight)
+        self._send_reads(flight)
 
     def _link_lost(self, flight: Flight, first_unsent: int) -> None:
         """Send reads elsewhere, and what had not been sent; the outcome of mutations that had been sent is unknown."""
         server = flight.server
         self.routes.lost(flight)
-        _recall_reads(self, flight)
+        self._recall_reads(flight)
         for number, (partition, pending) in flight.end_all().items():
             if number >= first_unsent or pending.op[0] in READS:
                 error: StoreError = Unavailable(f"the link to {server} broke before it was asked")
@@ -279,7 +281,7 @@ class Router:
         self.ring_version = topology.ring.routed
         self.routes.note_leaders(before, topology, self._now)
         for _, flight in sorted(self.routes.flights.items()):
-            _recall_reads(self, flight)
+            self._recall_reads(flight)
         if topology.ring.routed != before.ring.routed:
             for flight, numbers in self.routes.misdirected(self.partition_of):
                 self.redirects.expect(flight, numbers)
@@ -308,7 +310,7 @@ class Router:
     def _closing(self) -> None:
         error = Unavailable("this server is stopping")
         for _, flight in sorted(self.routes.flights.items()):
-            _recall_reads(self, flight)
+            self._recall_reads(flight)
         for _, pending in self.waiting.take_all():
             self._fail(pending.sink, pending.token, error)
         self.redirects.fail_all(error)
@@ -380,6 +382,26 @@ class Router:
             if partition in self.waiting or not self._send(partition, pending):
                 self._wait(partition, pending)
 
+    def _reads_answered(self, flight: Flight, *, is_look: bool) -> None:
+        for pending in flight.reads.look(self._now) if is_look else ():
+            late = Unavailable(f"{flight.server} has answered none of its reads for a while, and it was not asked")
+            self._fail(pending.sink, pending.token, late)
+        self._send_reads(flight)
+
+    def _send_reads(self, flight: Flight) -> None:
+        """Send the reads whose turn it is."""
+        while flight.reads.count and (pending := flight.reads.next_or_none()) is not None:
+            partition = self.partition_of(pending.op[1])
+            if pending.sink.is_gone:
+                self._fail(pending.sink, pending.token, Unavailable(_GONE))
+            elif partition in self.waiting or not self._send(partition, pending, is_its_turn=True):
+                self._wait(partition, pending)
+
+    def _recall_reads(self, flight: Flight) -> None:
+        """Take back the reads that wait for their turn: they may have to go elsewhere, before later operations."""
+        for _, pending in flight.reads.take_all():
+            self._wait(self.partition_of(pending.op[1]), pending)
+
     # ── where something is kept, or how it ends ───────────────────────────────────────────────────────────────────────
 
     def _wait(self, partition: PartitionId, pending: Pending) -> None:
@@ -425,29 +447,6 @@ class Router:
         self.routes.check()
         for partition in self.routes.direct:
             assert partition not in self.waiting, "what waits would be overtaken"
-
-
-def _reads_answered(router: Router, flight: Flight, *, is_look: bool) -> None:
-    for pending in flight.reads.look(router._now) if is_look else ():
-        late = Unavailable(f"{flight.server} has answered none of its reads for a while, and it was not asked")
-        router._fail(pending.sink, pending.token, late)
-    _send_reads(router, flight)
-
-
-def _send_reads(router: Router, flight: Flight) -> None:
-    """Send the reads whose turn it is."""
-    while flight.reads.count and (pending := flight.reads.next_or_none()) is not None:
-        partition = router.partition_of(pending.op[1])
-        if pending.sink.is_gone:
-            router._fail(pending.sink, pending.token, Unavailable(_GONE))
-        elif partition in router.waiting or not router._send(partition, pending, is_its_turn=True):
-            router._wait(partition, pending)
-
-
-def _recall_reads(router: Router, flight: Flight) -> None:
-    """Take back the reads that wait for their turn: they may have to go elsewhere, before what comes later."""
-    for _, pending in flight.reads.take_all():
-        router._wait(router.partition_of(pending.op[1]), pending)
 
 
 def _may_mean_another(op: Op, ring_version: int, known: int) -> bool:

@@ -57,39 +57,30 @@ class TracedBackend:
         return self.behind.on_topology(changed)
 
     def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+        self,
+        ops: Sequence[Op],
+        sink: Sink,
+        tokens: Sequence[int],
+        ring_version: int = 0,
+        partition: PartitionId | None = None,
     ) -> None:
-        if self._choice.next_among(1):
-            self._choice.pass_over(1)
-        elif (span := self._choice.begin(op)) is not None:
-            sink = TracedSink(sink, span)
-        self.behind.submit(op, sink, token, ring_version, partition)
-
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """Those before and behind a sampled one go together, as all would."""
+        """Pass on the operations between two sampled ones together."""
         while ops:
             place = self._choice.next_among(len(ops))
             if place:
                 self._choice.pass_over(place)
-                self.behind.submit_puts(ops[:place], sink, tokens[:place])
+                self.behind.submit(ops[:place], sink, tokens[:place], ring_version, partition)
             if place < len(ops):
-                self.submit(ops[place], sink, tokens[place])
+                span = self._choice.begin(ops[place])
+                traced = sink if span is None else TracedSink(sink, span)
+                self.behind.submit(ops[place : place + 1], traced, tokens[place : place + 1], ring_version, partition)
             ops, tokens = ops[place + 1 :], tokens[place + 1 :]
 
-    def read_now(self, key: bytes) -> bytes | NotNow | None:
-        """Submit the next one to sample in place of reading it."""
-        if self._choice.next_among(1):
-            row = self.behind.read_now(key)
-            if row is not NOT_NOW:
-                self._choice.pass_over(1)
-            return row
-        return NOT_NOW
-
-    def read_all_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """The same of many keys, if none of them is to be sampled."""
+    def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
+        """Return NOT_NOW if one of the reads is to be sampled: a sampled read is submitted."""
         if self._choice.next_among(len(keys)) < len(keys):
             return NOT_NOW
-        rows = self.behind.read_all_now(keys)
+        rows = self.behind.read_now(keys)
         if rows is not NOT_NOW:
             self._choice.pass_over(len(keys))
         return rows

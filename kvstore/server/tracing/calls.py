@@ -3,7 +3,7 @@ operations that it asks for, below it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -66,11 +66,16 @@ class CallsBackend(TracedBackend):
     sampled as that one is, all others by ratio."""
 
     def submit(
-        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+        self,
+        ops: Sequence[Op],
+        sink: Sink,
+        tokens: Sequence[int],
+        ring_version: int = 0,
+        partition: PartitionId | None = None,
     ) -> None:
         if _call.get() is None:
-            return super().submit(op, sink, token, ring_version, partition)
-        backend_of_call(self.behind).submit(op, sink, token, ring_version, partition)
+            return super().submit(ops, sink, tokens, ring_version, partition)
+        backend_of_call(self.behind).submit(ops, sink, tokens, ring_version, partition)
 
 
 class TracedCalls(grpc.aio.ServerInterceptor):

@@ -100,12 +100,12 @@ def test_what_is_not_acknowledged_is_not_applied(p: Partition) -> None:
 
 def test_the_sink_is_never_called_from_inside_submit(p: Partition) -> None:
     for op in (get(b"k"), put(b"", b""), (99, b"k"), put(b"k", b"")):
-        p.leader.submit(op, p.caller, p.tokens)
+        p.leader.submit((op,), p.caller, (p.tokens,))
         assert p.result(p.tokens) == "waits"
         p.tokens += 1
     p.settle()
     p.leader.stop(NotLeader("p1"))
-    p.leader.submit(get(b"k"), p.caller, p.tokens)
+    p.leader.submit((get(b"k"),), p.caller, (p.tokens,))
     assert p.result(p.tokens) == "waits"
     p.settle()
     assert isinstance(p.result(p.tokens), NotLeader)

@@ -122,8 +122,8 @@ def test_what_waits_for_callers_that_have_left_is_not_read(p: Partition) -> None
     p.caller.results.clear()
     for each in gone:
         for token in range(GREEDY):
-            p.loop.call_soon(p.leader.submit, get(b"fat"), each, token)
-    p.loop.call_soon(p.leader.submit, put(b"small", b"w"), gone[0], GREEDY)
+            p.loop.call_soon(p.leader.submit, (get(b"fat"),), each, (token,))
+    p.loop.call_soon(p.leader.submit, (put(b"small", b"w"),), gone[0], (GREEDY,))
 
     def leave() -> None:
         for each in gone:
@@ -148,8 +148,8 @@ def test_scans_of_callers_that_have_left_are_not_begun_and_those_under_way_end(p
     scans = 3 * STEPPING_MAX
     caller.on_complete = lambda token, result: setattr(caller, "left", True)
     for token in range(scans):
-        p.loop.call_soon(p.leader.submit, (Code.RANGE, b"", b"", 20, int(Flag.COUNT_ONLY), 0, 0), caller, token)
-    p.loop.call_soon(p.leader.submit, (Code.COUNT, b"", 0), other, 0)
+        p.loop.call_soon(p.leader.submit, ((Code.RANGE, b"", b"", 20, int(Flag.COUNT_ONLY), 0, 0),), caller, (token,))
+    p.loop.call_soon(p.leader.submit, ((Code.COUNT, b"", 0),), other, (0,))
     p.settle()
     while p.leader.reads:
         p.settle()
@@ -178,8 +178,8 @@ def test_one_who_asks_for_hundreds_of_large_values_keeps_only_himself_waiting(p:
     other.on_complete = lambda token, result: first.append(len(p.caller.results))
     p.caller.results.clear()
     for token in range(GREEDY):
-        p.loop.call_soon(p.leader.submit, get(b"fat"), p.caller, p.tokens + token)
-    p.loop.call_soon(p.leader.submit, get(b"small"), other, 0)
+        p.loop.call_soon(p.leader.submit, (get(b"fat"),), p.caller, (p.tokens + token,))
+    p.loop.call_soon(p.leader.submit, (get(b"small"),), other, (0,))
     p.settle()
     while p.leader.reads:
         p.settle()
@@ -193,7 +193,7 @@ def test_all_who_wait_in_lines_are_refused_when_the_lead_ends(p: Partition) -> N
     p.caller.results.clear()
     p.caller.on_complete = lambda token, result: token or p.log.tell_lost(Unavailable("lost"))
     for token in range(GREEDY):
-        p.loop.call_soon(p.leader.submit, get(b"fat"), p.caller, token)
+        p.loop.call_soon(p.leader.submit, (get(b"fat"),), p.caller, (token,))
     p.settle()
     refused = [each for each in p.caller.results.values() if isinstance(each, NotLeader)]
     assert len(p.caller.results) == GREEDY
@@ -243,8 +243,8 @@ def test_a_read_that_has_waited_for_a_delete_is_done_before_those_behind_it(p: P
     p.caller.on_complete = lambda token, result: answered.append(token)
     late = [p.tokens + each for each in range(4 * AT_ONCE + 1)]
     for token in late[:-1]:
-        p.loop.call_soon(p.leader.submit, get(b"fat"), p.caller, token)
-    p.loop.call_soon(p.leader.submit, get(b"k"), p.caller, late[-1])
+        p.loop.call_soon(p.leader.submit, (get(b"fat"),), p.caller, (token,))
+    p.loop.call_soon(p.leader.submit, (get(b"k"),), p.caller, (late[-1],))
     p.loop.call_soon(p.loop.call_soon, p.log.acknowledge, len(p.log.under_way))
     p.settle()
     while p.leader.reads or p.log.under_way:
@@ -274,7 +274,7 @@ def test_whatever_reads_of_a_caller_wait_for_none_tells_an_older_value_than_one_
                 written[step] = key
                 expires_ms = random.choice([0, 0, p.date_ms() + 300])
                 p.loop.call_soon(
-                    p.leader.submit, put(key, bytes(random.choice([1, 400, 900])), expires_ms), writer, step
+                    p.leader.submit, (put(key, bytes(random.choice([1, 400, 900])), expires_ms),), writer, (step,)
                 )
             case 2:
                 p.log.acknowledge(random.randint(0, len(p.log.under_way)))
@@ -286,7 +286,7 @@ def test_whatever_reads_of_a_caller_wait_for_none_tells_an_older_value_than_one_
                 level = random.choice([Level.LINEARIZABLE, Level.LINEARIZABLE, Level.STRICT])
                 for each in random.choices(callers, k=random.randint(1, 12)):
                     asked.append((each, len(asked), key, level, known[key]))
-                    p.loop.call_soon(p.leader.submit, get(key, level), each, len(asked) - 1)
+                    p.loop.call_soon(p.leader.submit, (get(key, level),), each, (len(asked) - 1,))
     p.settle()
     while p.log.under_way or p.leader.reads:
         p.log.acknowledge(len(p.log.under_way))

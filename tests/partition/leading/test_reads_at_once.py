@@ -80,7 +80,7 @@ def test_many_are_read_together_or_none(p: Partition) -> None:
 
 def test_many_do_not_overtake_a_read_that_has_just_arrived(p: Partition) -> None:
     """It may see no more than what is there now, and they would see no less."""
-    p.leader.submit(get(b"k"), p.caller, 90)
+    p.leader.submit((get(b"k"),), p.caller, (90,))
     assert p.read_all_now(b"absent", b"k") is NOT_NOW
     p.settle()
     assert isinstance(p.read_all_now(b"absent", b"k"), list)

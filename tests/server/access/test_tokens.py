@@ -192,7 +192,7 @@ async def test_a_refusal_names_the_token_in_the_audit_log(server: Server) -> Non
 
     backend: Any = Backend()
     guard = Guard(server.access, await server.logins.login("", WORD, "a"), backend, "10.0.0.7:1")
-    guard.submit(commands.get(b"x"), Sink(), 1)
+    guard.submit((commands.get(b"x"),), Sink(), (1,))
     assert server.audit.documents()[-1]["who"] == f"tenant#{ID}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -146,11 +147,12 @@ async def test_what_a_deletion_has_begun_is_not_told_as_refused(world: World, mo
     monkeypatch.setattr(ranges, "AT_ONCE", 1)
     submit, done = world.backend.submit, 0
 
-    def once(op: Op, sink: Sink, token: int, *more: Any) -> None:
+    def once(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
         nonlocal done
-        done += op[0] == Code.DELETE
-        world.backend.failure = Overloaded("full") if done > 1 else None
-        submit(op, sink, token, *more)
+        for op, token in zip(ops, tokens, strict=True):
+            done += op[0] == Code.DELETE
+            world.backend.failure = Overloaded("full") if done > 1 else None
+            submit((op,), sink, (token,), *more)
 
     monkeypatch.setattr(world.backend, "submit", once)
     answer = await world.ask("DELETE", "/v1/keys?prefix=a")
@@ -166,11 +168,12 @@ async def test_a_refusal_does_not_hide_that_another_delete_may_be_done(
     await filled(world, "a1", "a2", "a3")
     submit, done = world.backend.submit, 0
 
-    def by_turns(op: Op, sink: Sink, token: int, *more: Any) -> None:
+    def by_turns(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
         nonlocal done
-        done += op[0] == Code.DELETE
-        world.backend.failure = (None, Overloaded("full"), OutcomeUnknown("lost"), Overloaded("full"))[min(done, 3)]
-        submit(op, sink, token, *more)
+        for op, token in zip(ops, tokens, strict=True):
+            done += op[0] == Code.DELETE
+            world.backend.failure = (None, Overloaded("full"), OutcomeUnknown("lost"), Overloaded("full"))[min(done, 3)]
+            submit((op,), sink, (token,), *more)
 
     monkeypatch.setattr(world.backend, "submit", by_turns)
     answer = await world.ask("DELETE", "/v1/keys?prefix=a")
@@ -186,10 +189,11 @@ async def test_a_right_that_is_taken_away_amid_a_deletion_ends_it(
         monkeypatch.setattr(ranges, "AT_ONCE", 1)
         submit = world.backend.submit
 
-        def revoking(op: Op, sink: Sink, token: int, *more: Any) -> None:
-            submit(op, sink, token, *more)
-            if op[0] == Code.DELETE:
-                world.access.take(table(RevokeRole("tenant", "owns")))
+        def revoking(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
+            for op, token in zip(ops, tokens, strict=True):
+                submit((op,), sink, (token,), *more)
+                if op[0] == Code.DELETE:
+                    world.access.take(table(RevokeRole("tenant", "owns")))
 
         monkeypatch.setattr(world.backend, "submit", revoking)
         answer = await world.ask("DELETE", "/v1/keys?prefix=t/", user="tenant")

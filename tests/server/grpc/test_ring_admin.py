@@ -75,9 +75,10 @@ class Node:
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError
 
-    def submit(self, op: Any, sink: Any, token: int, ring_version: int = 0, partition: Any = None) -> None:
+    def submit(self, ops: Any, sink: Any, tokens: Any, ring_version: int = 0, partition: Any = None) -> None:
         if partition in self.silent:
             return
+        (op,), (token,) = ops, tokens
         result = 1000 if op[0] == Code.COUNT else ([(b"k" * 4, (b"v" * 32, 0, 0))], None)
         asyncio.get_running_loop().call_soon(sink.complete, token, result)
 
@@ -149,12 +150,13 @@ async def test_the_size_of_records_is_seen_also_where_the_last_range_of_a_partit
     [source] = {node.ring.owner_of(0)}
     full = (Code.SCAN_TOKENS, 0)
 
-    def submitted(op: Any, sink: Any, token: int, ring_version: int = 0, partition: Any = None) -> None:
+    def submitted(ops: Any, sink: Any, tokens: Any, ring_version: int = 0, partition: Any = None) -> None:
         """All records of a partition have the token 0."""
+        (op,), (token,) = ops, tokens
         if op[0] == Code.SCAN_TOKENS and op[:2] != full:
             asyncio.get_running_loop().call_soon(sink.complete, token, ([], None))
         else:
-            Node.submit(node, op, sink, token, ring_version, partition)
+            Node.submit(node, ops, sink, tokens, ring_version, partition)
 
     monkeypatch.setattr(node, "submit", submitted)
     answer = await admin.change(Action(action=Action.REMOVE, partitions=[source], dry_run=True))

@@ -20,11 +20,12 @@ async def test_the_size_of_records_is_asked_of_the_leader_where_a_replica_leaves
 ) -> None:
     """Where the first range begins with a tag of many keys; it was told as 0 MiB."""
 
-    def submitted(op: Any, sink: Any, token: int, ring_version: int = 0, partition: Any = None) -> None:
+    def submitted(ops: Any, sink: Any, tokens: Any, ring_version: int = 0, partition: Any = None) -> None:
+        (op,), (token,) = ops, tokens
         if op[0] == Code.SCAN_TOKENS and op[3] != Level.LINEARIZABLE:
             asyncio.get_running_loop().call_soon(sink.complete, token, NotLeader(partition))
         else:
-            Node.submit(node, op, sink, token, ring_version, partition)
+            Node.submit(node, ops, sink, tokens, ring_version, partition)
 
     monkeypatch.setattr(node, "submit", submitted)
     answer = await admin.change(Action(action=Action.ADD, partitions=["p4"], dry_run=True))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,13 +217,19 @@ async def test_puts_of_a_lane_are_submitted_together_and_answered_as_one_by_one(
     for is_together in (True, False):
         async with one_server(tmp_path, 1) as (env, backend):
             (partition,) = backend.partitions.values()
-            submit_puts = backend.submit_puts
-            monkeypatch.setattr(backend, "submit_puts", lambda *each, on=submit_puts: calls.append(each) or on(*each))
+            submit, some = backend.submit, list[int]()
+
+            def counting(ops: Any, *rest: Any, on: Any = submit, counts: list[int] = some) -> None:
+                counts.append(len(ops))
+                on(ops, *rest)
+
+            monkeypatch.setattr(backend, "submit", counting)
             if not is_together:
                 monkeypatch.setattr("kvstore.server.grpc.session._are_puts", lambda ops: False)
             found.append(await answers_to(Session(backend, env.clock), puts(30, value_bytes=value_bytes)))
             assert len(partition.log.payloads) > 2 or value_bytes < 20_000
-    assert len(calls) == 1
+            calls.append(some)
+    assert calls == [[30], [1] * 30]
     assert found[0] == found[1]
     assert [number for number, _ in found[0]] == list(range(1, 31))
 

@@ -16,21 +16,11 @@ from kvstore.partition.state.commands import NOT_NOW, Code, NotNow
 from kvstore.server.load import sampler as module
 from kvstore.server.load.load import Load, encode
 from kvstore.server.load.sampler import BURST, LoadSampler, Tap, loads_of_cluster
-from kvstore.server.routing.ports import LocalReplica, Reads
+from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
 from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
-
-
-class AtHand:
-    """A lead's reads, of one key."""
-
-    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
-        return b"a row" if key == b"at hand" else NOT_NOW
-
-    def all_now(self, keys: list[bytes], tokens: list[int], now: float) -> list[bytes | None] | NotNow:
-        return [b"a row"] * len(keys) if set(keys) == {b"at hand"} else NOT_NOW
 
 
 class Replica(LocalReplica):
@@ -39,12 +29,13 @@ class Replica(LocalReplica):
     def __init__(self) -> None:
         self.got: list[Any] = []
 
-    def submit(self, op: Any, sink: Any, token: int) -> None:
-        self.got.append((op, token))
+    def submit(self, ops: Any, sink: Any, tokens: Any) -> None:
+        self.got += zip(ops, tokens, strict=True)
 
-    @property
-    def reads(self) -> Reads:
-        return AtHand()
+    def read_now(
+        self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
+    ) -> list[bytes | None] | NotNow:
+        return [b"a row"] * len(keys) if set(keys) == {b"at hand"} else NOT_NOW
 
     def expel(self) -> None:
         """Nothing waits here."""
@@ -98,7 +89,7 @@ async def test_a_burst_passes_through_and_then_operations_go_straight_again(
 ) -> None:
     here, load_sampler = tapped
     for number in range(BURST + 5):
-        here.local[P1].submit((Code.GET, b"k%d" % number, 0, 0), None, number)
+        here.local[P1].submit(((Code.GET, b"k%d" % number, 0, 0),), None, (number,))
     assert here.local[P1] is here.replica, "the burst is over"
     assert [token for _, token in here.replica.got] == list(range(BURST + 5)), "all of them, in order"
     await load_sampler.close()
@@ -111,18 +102,18 @@ async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
 ) -> None:
     here, load_sampler = tapped
     tap = here.local[P1]
-    assert tap.reads.now(b"elsewhere", 0, 0.0) is NOT_NOW
+    assert tap.read_now([b"elsewhere"], [0], 0.0) is NOT_NOW
     assert tap.seen == [], "it is submitted, and seen then"
     for _ in range(BURST):
-        assert here.local[P1].reads.now(b"at hand", 0, 0.0) == b"a row"
+        assert here.local[P1].read_now([b"at hand"], [0], 0.0) == [b"a row"]
     assert tap.seen == [(b"at hand", 0)] * BURST
     assert here.local[P1] is here.replica
     tap.seen.clear()
     here.local[P1] = tap
-    assert tap.reads.all_now([b"at hand", b"elsewhere"], [0, 0], 0.0) is NOT_NOW
-    assert tap.reads.all_now([b"at hand"] * 30, [0] * 30, 0.0) == [b"a row"] * 30
+    assert tap.read_now([b"at hand", b"elsewhere"], [0, 0], 0.0) is NOT_NOW
+    assert tap.read_now([b"at hand"] * 30, [0] * 30, 0.0) == [b"a row"] * 30
     assert tap.seen == [(b"at hand", 0)] * 30
-    tap.reads.all_now([b"at hand"] * 30, [0] * 30, 0.0)
+    tap.read_now([b"at hand"] * 30, [0] * 30, 0.0)
     assert tap.seen == [(b"at hand", 0)] * BURST, "a burst, however many come together"
     await load_sampler.close()
 
@@ -134,7 +125,7 @@ async def test_a_tap_through_which_nothing_passes_stands_and_sees_what_comes_the
     tap = here.local[P1]
     load_sampler.look()
     assert here.local[P1] is tap
-    tap.submit((Code.GET, b"k", 0, 0), None, 0)
+    tap.submit(((Code.GET, b"k", 0, 0),), None, (0,))
     load_sampler.look()
     assert here.local[P1] is not tap
     assert isinstance(here.local[P1], Tap)

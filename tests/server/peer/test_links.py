@@ -95,10 +95,10 @@ async def test_writes_keep_their_order_when_the_lead_comes_here_while_they_are_e
         former = await cluster.lead("p1", "n2")
         former.is_up = False
         server = cluster["n1"]
-        server.dispatcher.submit(commands.put(b"k", b"first"), server.sink, 1)
+        server.dispatcher.submit((commands.put(b"k", b"first"),), server.sink, (1,))
         await wait_until(lambda: holds(cluster["n2"]), what="the first is at n2")
         await cluster.host("p1", "n1")
-        server.dispatcher.submit(commands.put(b"k", b"second"), server.sink, 2)
+        server.dispatcher.submit((commands.put(b"k", b"second"),), server.sink, (2,))
         await cluster.announce_leader("p1", "n1")
         first, second = await server.sink.wait(1, 2)
         assert first < second
@@ -111,11 +111,11 @@ async def test_writes_keep_their_order_when_the_lead_moves_while_they_are_elsewh
         server = cluster["n1"]
         cluster["n3"].peers.serve(P1, echo)
         await server.links.call(ServerId("n3"), P1, "ask", b"there is a link", PATIENCE_S)
-        server.dispatcher.submit(commands.put(b"k", b"first"), server.sink, 1)
+        server.dispatcher.submit((commands.put(b"k", b"first"),), server.sink, (1,))
         await wait_until(lambda: holds(cluster["n2"]), what="the first is at n2")
         await cluster.host("p1", "n3")
         server.membership.note_leader(P1, ServerId("n3"))
-        server.dispatcher.submit(commands.put(b"k", b"second"), server.sink, 2)
+        server.dispatcher.submit((commands.put(b"k", b"second"),), server.sink, (2,))
         await cluster.announce_leader("p1", "n3")
         first, second = await server.sink.wait(1, 2)
         assert first < second
@@ -126,11 +126,11 @@ async def test_a_server_that_stops_answers_what_others_have_sent_it_before_it_en
     async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         await cluster.lead("p1", "n2")
         server, stops = cluster["n1"], cluster["n2"]
-        server.dispatcher.submit(commands.put(b"k", b"there is a link"), server.sink, 1)
+        server.dispatcher.submit((commands.put(b"k", b"there is a link"),), server.sink, (1,))
         await server.sink.wait(1)
         await cluster.host("p1", "n3")
         stops.dispatcher.host(P1, None)
-        server.dispatcher.submit(commands.put(b"k", b"on its way"), server.sink, 2)
+        server.dispatcher.submit((commands.put(b"k", b"on its way"),), server.sink, (2,))
         await asyncio.sleep(0)
         await stops.resp.close()
         await stops.peers.close()
@@ -274,7 +274,7 @@ async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_c
 
 
 def submit(link: Link, pending: Pending) -> None:
-    link.lanes.add(P1, link.flight.begin(P1, pending), pending.op)
+    link.add(P1, link.flight.begin(P1, pending), pending.op)
 
 
 def prove(link: Link) -> None:
@@ -405,7 +405,7 @@ async def test_an_operation_that_the_other_side_does_not_know_is_refused_here(
     for token, op in enumerate((commands.get(b"k"), commands.count(b""), commands.scan(b"", b"", 1))):
         number = link.flight.next_number()
         link.flight.pending[number] = P1, Pending(number, op, sink, token)
-        link.lanes.add(P1, number, op)
+        link.add(P1, number, op)
     link.flush()
     sent = [frame for frame in stream.written if isinstance(frame, Operations)]
     codes = [op[0] for lane in sent[0].lanes for _, op in (*lane.gets, *lane.others)]

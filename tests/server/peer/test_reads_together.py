@@ -41,13 +41,11 @@ class Leading:
     def replica_here(self, partition: PartitionId, ring_version: int) -> Any:
         return self if self.is_known else None
 
-    @property
-    def reads(self) -> Any:
-        return self.partition.leader.reads
+    def read_now(self, keys: Any, tokens: Any, now: float, *, in_turn: bool) -> Any:
+        return self.partition.leader.reads.now(keys, tokens, now, in_turn=in_turn)
 
-    def submit_puts(self, ops: Any, sink: Any, numbers: Any) -> bool:
+    def submit(self, ops: Any, sink: Any, numbers: Any) -> None:
         self.submitted += numbers
-        return True
 
     def submit_here(self, partition: PartitionId, op: Any, sink: Any, number: int, ring_version: int) -> None:
         self.submitted.append(number)

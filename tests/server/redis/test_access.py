@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from redis import exceptions
 from kvstore.access import Change, GrantRight, RemoveUser, RevokeRight, RevokeRole, Right, SetPassword, Switch
 from kvstore.namespaces import Namespace
 from kvstore.namespaces.rates import Rates
-from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.commands import Code, Op
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.server.access import logins
 from kvstore.server.access.identities import Access
@@ -462,8 +462,8 @@ async def test_a_rename_asks_what_its_user_may_do_at_each_of_its_steps(
         assert await line_of(raw, b"SET", b"{x}1", b"1") == b"+OK\r\n"
         submit = door.backend.submit
 
-        def revoked_then_submitted(op: Op, sink: Sink, token: int, *more: Any) -> None:
-            submit(op, sink, token, *more)
+        def revoked_then_submitted(ops: Sequence[Op], *more: Any) -> None:
+            submit(ops, *more)
             access.take(table(RevokeRole("tenant", "owns")))
 
         (connection,) = door.server._connections

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,7 @@ async def test_a_read_behind_one_that_waits_is_not_answered_before_it(
         door.backend.held_reads = []
         raw.writer.write(packed(b"GET", b"k"))
         await wait_until(lambda: at_least(len(door.backend.submitted), before + 1), what="the first is submitted")
-        for name in ("read_now", "read_all_now"):
-            monkeypatch.setattr(door.backend, name, lambda _: pytest.fail("it was looked up at once"))
+        monkeypatch.setattr(door.backend, "read_now", lambda _: pytest.fail("it was looked up at once"))
         raw.writer.write(packed(b"GET", b"k"))
         await wait_until(lambda: at_least(len(door.backend.submitted), before + 2), what="the second is submitted")
         raw.writer.write(packed(b"GET", b"k") * TOGETHER_MIN)
@@ -121,8 +120,7 @@ async def test_a_read_behind_one_that_waits_is_not_answered_before_it(
 async def test_reads_of_a_transaction_or_of_another_level_are_not_looked_up_at_once(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("read_now", "read_all_now"):
-        monkeypatch.setattr(door.backend, name, lambda _: pytest.fail("it was looked up at once"))
+    monkeypatch.setattr(door.backend, "read_now", lambda _: pytest.fail("it was looked up at once"))
     count = TOGETHER_MIN
     async with door.raw() as raw:
         for asked, wanted in (
@@ -140,10 +138,9 @@ async def test_a_lone_read_is_answered_at_once_and_those_of_a_pipeline_together(
     door: Door, monkeypatch: pytest.MonkeyPatch, get: bytes, set_: bytes
 ) -> None:
     """In small letters too, as go-redis and ioredis write them."""
-    puts, submit_puts = list[int](), door.backend.submit_puts
-    read_now, read_all_now, asked = door.backend.read_now, door.backend.read_all_now, []
-    monkeypatch.setattr(door.backend, "read_now", lambda key: asked.append([key]) or read_now(key))
-    monkeypatch.setattr(door.backend, "read_all_now", lambda keys: asked.append(keys) or read_all_now(keys))
+    puts, submit = list[int](), door.backend.submit
+    read_now, asked = door.backend.read_now, []
+    monkeypatch.setattr(door.backend, "read_now", lambda keys: asked.append(keys) or read_now(keys))
     async with door.raw() as raw:
         await raw.ask(packed(set_, b"k", b"v"), b"+OK\r\n")
         await raw.ask(packed(get, b"k"), bulk(b"v"))
@@ -154,9 +151,7 @@ async def test_a_lone_read_is_answered_at_once_and_those_of_a_pipeline_together(
         wanted = bulk(b"v") * TOGETHER_MIN
         assert await raw.ask(packed(get, b"k") * TOGETHER_MIN, wanted) == wanted
         assert asked == [[b"k"], [b"k"] * TOGETHER_MIN]
-        monkeypatch.setattr(
-            *(door.backend, "submit_puts"), lambda ops, *rest: puts.append(len(ops)) or submit_puts(ops, *rest)
-        )
+        monkeypatch.setattr(door.backend, "submit", lambda ops, *rest: puts.append(len(ops)) or submit(ops, *rest))
         done = b"+OK\r\n" * TOGETHER_MIN
         assert await raw.ask(packed(set_, b"k", b"w") * TOGETHER_MIN, done) == done
         assert puts == [TOGETHER_MIN]
@@ -412,10 +407,11 @@ async def test_a_command_of_several_keys_passes_a_rate_as_a_whole_or_not_at_all(
     door.server.rates = lambda: rates
     submit = door.backend.submit
 
-    def counted(op: Op, sink: Sink, token: int, *more: Any) -> None:
+    def counted(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
         """As the dispatcher does it."""
-        refusal = rates.refusal_or_none([op[1]])
-        submit(op, sink, token, *more) if refusal is None else door.backend._fail(sink, token, refusal)
+        for op, token in zip(ops, tokens, strict=True):
+            refusal = rates.refusal_or_none([op[1]])
+            submit((op,), sink, (token,), *more) if refusal is None else door.backend._fail(sink, token, refusal)
 
     monkeypatch.setattr(door.backend, "submit", counted)
     read, written = packed(b"MGET", *many), packed(b"MSET", *(word for key in many for word in (key, b"v")))

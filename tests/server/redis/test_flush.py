@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,12 @@ async def test_a_right_that_is_taken_away_amid_a_flush_ends_it(tmp_path: Path, m
     ):
         submit, flushed = door.backend.submit, list[Op]()
 
-        def revoking(op: Op, sink: Sink, token: int, *more: Any) -> None:
-            submit(op, sink, token, *more)
-            if op[0] == Code.DELETE_RANGE:
-                flushed.append(op)
-                access.take(table(*writes, RevokeRole("nothing", "writes")))
+        def revoking(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
+            for op, token in zip(ops, tokens, strict=True):
+                submit((op,), sink, (token,), *more)
+                if op[0] == Code.DELETE_RANGE:
+                    flushed.append(op)
+                    access.take(table(*writes, RevokeRole("nothing", "writes")))
 
         monkeypatch.setattr(door.backend, "submit", revoking)  # before anybody logs in, who then goes by it
         for number in range(100):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -238,9 +238,10 @@ async def test_reads_that_are_done_again_count_once_for_a_rate(door: Door, monke
     rates.take([Namespace(name="n", prefix=b"n", ops_per_s=10_000)])
     door.server.rates = lambda: rates
 
-    def counted(op: Op, sink: Sink, token: int, *more: Any) -> None:
-        assert rates.refusal_or_none([op[1]]) is None
-        submit(op, sink, token, *more)
+    def counted(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
+        for op, token in zip(ops, tokens, strict=True):
+            assert rates.refusal_or_none([op[1]]) is None
+            submit((op,), sink, (token,), *more)
 
     async with door.raw() as slow:
         await slow.ask(packed(b"SET", b"n", value(0)), b"+OK\r\n")

@@ -100,7 +100,7 @@ async def get_all(door: Door) -> list[bytes | None]:
     sink = Collector()
     keys = [b"n", *(b"k%d" % number for number in range(60))]
     for token, key in enumerate(keys):
-        door.backend.submit(get(key), sink, token)
+        door.backend.submit((get(key),), sink, (token,))
     await wait_until(lambda: is_true(len(sink.results) == len(keys)), what="all keys are read")
     found = [sink.results[token] for token in range(len(keys))]
     return [each.value if isinstance(each, Record) else None for each in found]
@@ -108,10 +108,8 @@ async def get_all(door: Door) -> list[bytes | None]:
 
 async def test_they_go_to_their_leader_in_one_call(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    submit_puts = door.backend.submit_puts
-    monkeypatch.setattr(
-        door.backend, "submit_puts", lambda ops, *rest: calls.append(len(ops)) or submit_puts(ops, *rest)
-    )
+    submit = door.backend.submit
+    monkeypatch.setattr(door.backend, "submit", lambda ops, *rest: calls.append(len(ops)) or submit(ops, *rest))
     async with door.raw() as raw:
         count = pipeline.TOGETHER_MIN
         await raw.ask(b"".join(packed(b"SET", b"k%d" % each, b"v") for each in range(count)), b"+OK\r\n" * count)

@@ -57,9 +57,10 @@ def send(server: Server, op: commands.Op, partition: str | None = None, ring_ver
     global _token
     _token += 1
     if _token % 2 and op[0] == Code.PUT and partition is None and not ring_version:
-        server.dispatcher.submit_puts([op], server.sink, (_token,))
+        server.dispatcher._submit_puts([op], server.sink, (_token,))
     else:
-        server.dispatcher.submit(op, server.sink, _token, ring_version, PartitionId(partition) if partition else None)
+        to = PartitionId(partition) if partition else None
+        server.dispatcher.submit((op,), server.sink, (_token,), ring_version, to)
     return _token
 
 
@@ -126,16 +127,16 @@ async def test_a_read_is_looked_up_at_once_only_where_it_is_led_alone_and_behind
     await cluster.lead("p1", "n2")
     leads, other = cluster["n2"].dispatcher, cluster["n1"].dispatcher
     await result_of(cluster["n2"], commands.put(b"k", b"v"))
-    found = leads.read_now(b"k")
-    assert found is not commands.NOT_NOW
-    assert found is not None
-    assert record_of(found).value == b"v"
-    assert other.read_now(b"k") is commands.NOT_NOW
-    assert leads.read_all_now([b"k", b"{k}absent"]) == [found, None]
-    assert other.read_all_now([b"k", b"{k}absent"]) is commands.NOT_NOW
+    found = leads.read_now([b"k"])
+    assert isinstance(found, list)
+    assert found[0] is not None
+    assert record_of(found[0]).value == b"v"
+    assert other.read_now([b"k"]) is commands.NOT_NOW
+    assert leads.read_now([b"k", b"{k}absent"]) == [*found, None]
+    assert other.read_now([b"k", b"{k}absent"]) is commands.NOT_NOW
     monkeypatch.setattr(leads, "_held_keys", {b"k": 1})
-    assert leads.read_now(b"k") is commands.NOT_NOW, "a write that was sent back may be about to be done"
-    assert leads.read_all_now([b"k", b"k"]) is commands.NOT_NOW
+    assert leads.read_now([b"k"]) is commands.NOT_NOW, "a write that was sent back may be about to be done"
+    assert leads.read_now([b"k", b"k"]) is commands.NOT_NOW
 
 
 class Leaving(Collector):
@@ -152,7 +153,7 @@ async def test_reads_that_wait_for_a_leader_are_not_sent_for_who_is_gone_and_wri
     server, leaving = cluster["n1"], Leaving()
     ops = [commands.get(b"k"), commands.put(b"k", b"v"), commands.meta(b"k")]
     for token, op in enumerate(ops):
-        server.dispatcher.submit(op, leaving, token)
+        server.dispatcher.submit((op,), leaving, (token,))
     leaving.left = True
     await cluster.lead("p1", "n2")
     results = await leaving.wait(*range(len(ops)))
@@ -378,7 +379,7 @@ async def test_a_server_that_stops_answers_what_is_under_way_and_gets_nothing_mo
 
 
 async def is_leaving(server: Server) -> bool:
-    return any(link._is_leaving for link in server.links._links.values())
+    return any(link._is_leaving for link in server.links.by_server.values())
 
 
 async def test_what_waits_at_a_server_that_hosts_the_partition_no_more_goes_back_at_once(cluster: Servers) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import NOT_NOW, Level, Op, Sink
+from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.ring import Ring, plan, steps
 from kvstore.ring.hashing import token_of
 from kvstore.ring.moves import MoveId
@@ -27,14 +27,16 @@ class Holding(LocalReplica):
     """A replica that answers when the test wants it to."""
 
     serving = True
-    reads = None
 
     def __init__(self) -> None:
         self.held: list[tuple[Op, Sink, int]] = []
         self.is_expelled = False
 
-    def submit(self, op: Op, sink: Sink, token: int) -> None:
-        self.held.append((op, sink, token))
+    def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        self.held += ((op, sink, token) for op, token in zip(ops, tokens, strict=True))
+
+    def read_now(self, keys: list[bytes], *_: object, in_turn: bool = False) -> NotNow:
+        return NOT_NOW
 
     def expel(self) -> None:
         self.is_expelled = True
@@ -178,7 +180,7 @@ async def test_puts_of_a_pipeline_go_to_their_partitions_and_stay_in_order(clust
     ops = [commands.put(key, b"%d" % number) for number in range(3) for key in keys]
     tokens = range(70_000, 70_000 + 8 * len(ops), 8)
     await result_of(server, commands.put(keys[0], b"the link is open"))
-    server.dispatcher.submit_puts(ops, server.sink, tokens)
+    server.dispatcher.submit(ops, server.sink, tokens)
     versions = await server.sink.wait(*tokens)
     for partition in ("p1", "p2"):
         its = [
@@ -354,6 +356,6 @@ async def test_keys_of_several_partitions_are_not_looked_up_in_one_of_them(tmp_p
         server, keys = cluster["n1"], [cluster.key_of("p1"), cluster.key_of("p2")]
         for key in keys:
             await result_of(server, commands.put(key, b"v"))
-            assert server.dispatcher.read_all_now([key, key]) == [server.dispatcher.read_now(key)] * 2
-        assert server.dispatcher.read_all_now(keys) is NOT_NOW
-        assert server.dispatcher.read_all_now(keys[::-1]) is NOT_NOW
+            assert server.dispatcher.read_now([key, key]) == server.dispatcher.read_now([key]) * 2
+        assert server.dispatcher.read_now(keys) is NOT_NOW
+        assert server.dispatcher.read_now(keys[::-1]) is NOT_NOW

@@ -240,14 +240,14 @@ async def asked_for_much(cluster: Servers, count: int) -> list[Leaving]:
     server, callers = cluster["n1"], [Leaving() for _ in range(count)]
     value = bytes(LARGE)
     for token in range(1, GREEDY + 1):
-        server.dispatcher.submit(commands.put(b"fat%d" % token, value), server.sink, token)
-    server.dispatcher.submit(commands.put(b"small", b"v"), server.sink, 0)
+        server.dispatcher.submit((commands.put(b"fat%d" % token, value),), server.sink, (token,))
+    server.dispatcher.submit((commands.put(b"small", b"v"),), server.sink, (0,))
     await server.sink.wait(*range(GREEDY + 1))
-    server.dispatcher.submit(commands.get(b"fat1"), callers[0], 0)
+    server.dispatcher.submit((commands.get(b"fat1"),), callers[0], (0,))
     await callers[0].wait(0)
     for each in callers:
         for token in range(1, GREEDY + 1):
-            server.dispatcher.submit(commands.get(b"fat%d" % token), each, token)
+            server.dispatcher.submit((commands.get(b"fat%d" % token),), each, (token,))
     return callers
 
 
@@ -257,7 +257,7 @@ async def test_a_small_read_does_not_wait_behind_what_others_ask_for_over_the_sa
     monkeypatch.setattr(flow_control, "LARGE_KEYS_MAX", 0)  # more keys than n2 remembers to be large
     greedy = await asked_for_much(cluster, 4)
     server = cluster["n1"]
-    server.dispatcher.submit(commands.get(b"small"), server.sink, -1)
+    server.dispatcher.submit((commands.get(b"small"),), server.sink, (-1,))
     await server.sink.wait(-1)
     answered = sum(len(each.results) for each in greedy)
     assert answered < GREEDY, "of 1,600 reads of large values few came before it"

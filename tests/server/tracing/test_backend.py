@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,11 +39,11 @@ class Noted:
     def progress(self, partition: str) -> tuple[int, int]:
         return 0, 0
 
-    def submit(self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: object = None) -> None:
-        self.calls.append([(op, token, isinstance(sink, TracedSink))])
-
-    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Any) -> None:
-        self.calls.append([(op, token, False) for op, token in zip(ops, tokens, strict=True)])
+    def submit(
+        self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int], ring_version: int = 0, partition: object = None
+    ) -> None:
+        is_traced = isinstance(sink, TracedSink)
+        self.calls.append([(op, token, is_traced) for op, token in zip(ops, tokens, strict=True)])
 
 
 class Every:
@@ -68,8 +68,8 @@ def test_puts_keep_their_order_whichever_of_them_are_sampled(gap: int) -> None:
     noted, found = Noted(), traces(Kept())
     backend = TracedBackend(cast("Backend", noted), Every(gap, ByRatio(found, "redis")))
     ops = [put(b"k", b"%d" % number) for number in range(7)]
-    backend.submit_puts(ops[:5], Collector(), range(10, 15))
-    backend.submit_puts(ops[5:], Collector(), [15, 16])
+    backend.submit(ops[:5], Collector(), range(10, 15))
+    backend.submit(ops[5:], Collector(), [15, 16])
     went = [each for call in noted.calls for each in call]
     assert [(op, token) for op, token, _ in went] == list(zip(ops, range(10, 17), strict=True))
     assert [is_traced for _, _, is_traced in went] == [number % (gap + 1) == gap for number in range(7)]
@@ -82,11 +82,11 @@ async def test_a_sampled_write_has_its_spans_and_its_answer(behind: OneServer) -
     for each in behind.partitions.values():
         each.leader._traces = found
     backend = TracedBackend(behind, ByRatio(found, "redis"))
-    backend.submit(put(b"k", b"v"), sink, 1)
-    backend.submit_puts([put(b"k", b"w"), put(b"l", b"w")], sink, [2, 3])
+    backend.submit((put(b"k", b"v"),), sink, (1,))
+    backend.submit([put(b"k", b"w"), put(b"l", b"w")], sink, [2, 3])
     assert [type(each) for each in await sink.wait(1, 2, 3)] == [int] * 3
-    assert backend.read_now(b"k") is NOT_NOW  # it is sampled, and so submitted
-    assert backend.read_all_now([b"l", b"k"]) is NOT_NOW
+    assert backend.read_now([b"k"]) is NOT_NOW  # it is sampled, and so submitted
+    assert backend.read_now([b"l", b"k"]) is NOT_NOW
     found.close()
     assert [kept.path(each) for each in kept.named("log append")] == [["redis PUT", "leader", "log append"]] * 3
 
@@ -94,10 +94,10 @@ async def test_a_sampled_write_has_its_spans_and_its_answer(behind: OneServer) -
 async def test_a_read_that_is_not_sampled_is_answered_at_once(behind: OneServer) -> None:
     found, sink = traces(Kept(), 0.0), Collector()
     backend = TracedBackend(behind, ByRatio(found, "redis"))
-    backend.submit(put(b"k", b"v"), sink, 1)
+    backend.submit((put(b"k", b"v"),), sink, (1,))
     await sink.wait(1)
-    assert backend.read_now(b"k") not in (None, NOT_NOW)
-    assert backend.read_all_now([b"k", b"absent"]) == [behind.read_now(b"k"), None]
+    assert backend.read_now([b"k"]) not in ([None], NOT_NOW)
+    assert backend.read_now([b"k", b"absent"]) == [*behind.read_now([b"k"]), None]
     assert found.sampled == 0
     found.close()
 
@@ -106,7 +106,7 @@ async def test_a_refusal_is_told_by_its_name_since_its_text_may_have_keys(behind
     kept, sink = Kept(), Collector()
     found = traces(kept)
     behind.failure = Unavailable("the key customers/4711 waits")
-    TracedBackend(behind, ByRatio(found, "redis")).submit(put(b"customers/4711", b"v"), sink, 1)
+    TracedBackend(behind, ByRatio(found, "redis")).submit((put(b"customers/4711", b"v"),), sink, (1,))
     assert await sink.wait(1) == [behind.failure]
     found.close()
     (span,) = kept.spans

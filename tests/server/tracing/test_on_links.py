@@ -35,7 +35,7 @@ class Traced:
 
     async def link(self) -> None:
         """Return once n1 has its link to n2."""
-        self.backend.behind.submit(put(b"first", b""), self.n1.sink, 0)
+        self.backend.behind.submit((put(b"first", b""),), self.n1.sink, (0,))
         assert [type(each) for each in await self.n1.sink.wait(0)] == [int]
 
     def paths(self, name: str) -> list[list[str]]:
@@ -63,10 +63,10 @@ async def two(root: Path, *traced_ones: str) -> AsyncIterator[Traced]:
 
 async def test_a_trace_goes_on_at_the_server_that_leads(tmp_path: Path) -> None:
     async with two(tmp_path, "n1", "n2") as both:
-        both.backend.submit(put(b"k", b"v"), both.n1.sink, 1)
-        both.backend.submit_puts([put(b"k", b"w"), put(b"l", b"w")], both.n1.sink, [2, 3])
+        both.backend.submit((put(b"k", b"v"),), both.n1.sink, (1,))
+        both.backend.submit([put(b"k", b"w"), put(b"l", b"w")], both.n1.sink, [2, 3])
         assert [type(each) for each in await both.n1.sink.wait(1, 2, 3)] == [int] * 3
-        both.backend.submit(get(b"k"), both.n1.sink, 4)
+        both.backend.submit((get(b"k"),), both.n1.sink, (4,))
         assert [each[0] for each in await both.n1.sink.wait(4)] == [b"w"]
         way = ["redis PUT", "link", "peer PUT", "leader", "log append"]
         assert both.paths("log append") == [way] * 3
@@ -80,7 +80,7 @@ async def test_a_server_without_traces_does_what_is_announced_to_it(tmp_path: Pa
     """As one from before there were any: it says that nobody leads the partition of traces, and nobody listens."""
     async with two(tmp_path, "n1") as both:
         for number in range(1, 20):
-            both.backend.submit(put(b"k", b"%d" % number), both.n1.sink, number)
+            both.backend.submit((put(b"k", b"%d" % number),), both.n1.sink, (number,))
             assert [type(each) for each in await both.n1.sink.wait(number)] == [int]
         assert both.paths("link") == [["redis PUT", "link"]] * 19
         assert both.n1.links.statistics()["peer_links_lost_total"] == 0
@@ -92,7 +92,7 @@ async def test_a_frame_announces_so_many_and_the_others_are_done_as_well(
     monkeypatch.setattr(traced, "ANNOUNCED_MAX", 3)
     async with two(tmp_path, "n1", "n2") as both:
         for number in range(1, 9):
-            both.backend.submit(put(b"k", b"%d" % number), both.n1.sink, number)
+            both.backend.submit((put(b"k", b"%d" % number),), both.n1.sink, (number,))
         assert [type(each) for each in await both.n1.sink.wait(*range(1, 9))] == [int] * 8
         assert len(both.paths("peer PUT")) == 3
 
@@ -104,7 +104,7 @@ async def test_what_was_announced_and_never_comes_is_let_go(tmp_path: Path) -> N
         await both.n1.links.call(ServerId("n2"), TRACES, EXPECT, body, PATIENCE_S)
         (connection,) = both.n2.peers._connections.values()
         assert connection.expected == {1_000_000: PARENT}
-        both.backend.behind.submit(put(b"k", b"v"), both.n1.sink, 1)
+        both.backend.behind.submit((put(b"k", b"v"),), both.n1.sink, (1,))
         await both.n1.sink.wait(1)
         assert connection.expected == {}
 
@@ -115,7 +115,7 @@ async def test_an_announcement_that_is_none_is_refused_and_the_link_stays(tmp_pa
             await both.n1.links.call(ServerId("n2"), TRACES, EXPECT, b"\xc1", PATIENCE_S)
         with pytest.raises(NotLeader):
             await both.n2.links.call(ServerId("n1"), "nowhere", EXPECT, b"", PATIENCE_S)  # type: ignore[arg-type]
-        both.backend.submit(put(b"k", b"v"), both.n1.sink, 1)
+        both.backend.submit((put(b"k", b"v"),), both.n1.sink, (1,))
         assert [type(each) for each in await both.n1.sink.wait(1)] == [int]
         assert both.n1.links.statistics()["peer_links_lost_total"] == 0
 
@@ -123,7 +123,7 @@ async def test_an_announcement_that_is_none_is_refused_and_the_link_stays(tmp_pa
 async def test_an_operation_that_the_other_server_turns_away_ends_its_span_there(tmp_path: Path) -> None:
     async with two(tmp_path, "n1", "n2") as both:
         both.n2.hosted[next(iter(both.n2.hosted))].is_up = False
-        both.backend.submit(put(b"k", b"v"), both.n1.sink, 1)
+        both.backend.submit((put(b"k", b"v"),), both.n1.sink, (1,))
 
         async def was_turned_away() -> bool:
             return both.found["n2"].sampled > 0

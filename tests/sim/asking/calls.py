@@ -147,35 +147,26 @@ class Frame(Sink):
         ops = [call.operation.op for call in self.calls]
         if self._ring_version <= backend.topology.ring.routed and (drawn & 1 or len(ops) > 1):
             if all(op[0] == Code.GET and tuple(op[2:]) == (0, 0) for op in ops):
-                rows = self._read_now([op[1] for op in ops], alone=not drawn & 2)
+                rows = self._backend.read_now([op[1] for op in ops])
                 if rows is not NOT_NOW:
+                    probe("client.read_at_once" if len(ops) == 1 else "client.read_together")
                     for token, row in enumerate(rows):
                         self.complete(token, None if row is None else record_of(row))
                     return
             elif all(op[0] == Code.PUT and op[1] for op in ops):
                 probe("client.put_together")
-                return self._backend.submit_puts(ops, self, range(len(ops)))  # type: ignore[no-any-return]
+                return self._backend.submit(ops, self, range(len(ops)))  # type: ignore[no-any-return]
         if len(ops) > 1:
             probe("client.frame")
         for token, op in enumerate(ops):
             self._submit_one(op, token)
-
-    def _read_now(self, keys: list[bytes], *, alone: bool) -> Any:
-        if alone and len(keys) == 1:
-            row = self._backend.read_now(keys[0])
-            rows = row if row is NOT_NOW else [row]
-        else:
-            rows = self._backend.read_all_now(keys)
-        if rows is not NOT_NOW:
-            probe("client.read_at_once" if len(keys) == 1 else "client.read_together")
-        return rows
 
     def _submit_one(self, op: Op, token: int) -> None:
         call = self.calls[token]
         if call.operation.level in _LOCAL and self._ring_version == self._backend.topology.ring.routed:
             call.floor = self._node.floor(call.operation.partition)
         by_key = None if call.operation.is_keyed else call.operation.partition
-        self._backend.submit(op, self, token, self._ring_version, by_key)
+        self._backend.submit((op,), self, (token,), self._ring_version, by_key)
 
     def _died(self) -> None:
         """The kernel of the node resets the connection; an answer that is under way may still come first."""

@@ -76,7 +76,7 @@ def asker(node: Node, ring_version: int = 0) -> Callable[[Any, PartitionId | Non
         process, backend = node.door
         answer = _Answer()
         loop = asyncio.get_running_loop()
-        loop.call_soon(backend.submit, op, answer, 0, ring_version, partition, context=process.context.copy())
+        loop.call_soon(backend.submit, (op,), answer, (0,), ring_version, partition, context=process.context.copy())
         return await answer.done
 
     return ask

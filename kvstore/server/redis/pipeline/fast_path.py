@@ -68,24 +68,26 @@ class FastPath:
             in_flight.hazards.writes[key] = number
             in_flight.value_bytes += size
             in_flight.limit.begin(1, size)
-            sink.backend.submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
+            op = (_PUT, key, words[2], 0, 0, 0, None)
+            sink.backend.submit((op,), sink, (number << FORMAT_BITS | _OK_FORMAT,))
             return True
         readable = self.readable
         may_read = readable is None or key.startswith(readable)
-        row = self._unguarded.read_now(key) if may_read else NOT_NOW
-        if row.__class__ is bytes:
-            value = row[VALUE_AT[row[0]] :]
-            reply = b"$%d\r\n%b\r\n" % (len(value), value)
-        elif row is None:
-            reply = replies.NULL[session.protocol]
-        else:
+        rows = self._unguarded.read_now([key]) if may_read else NOT_NOW
+        if rows is NOT_NOW:
             sink.issued = number + 1
             in_flight.hazards.reads[key] = number
             sink.rereads.reads[number] = key
             in_flight.limit.begin(1, 0)
             begin = self._unguarded.submit if may_read else sink.backend.submit
-            begin((_GET, key, 0, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)
+            begin(((_GET, key, 0, 0),), sink, (number << FORMAT_BITS | _VALUE_FORMAT,))
             return True
+        row = rows[0]
+        if row is None:
+            reply = replies.NULL[session.protocol]
+        else:
+            value = row[VALUE_AT[row[0]] :]
+            reply = b"$%d\r\n%b\r\n" % (len(value), value)
         if timed is not None:
             rounds.end(timed)
             in_flight.timed = None
@@ -113,7 +115,7 @@ class FastPath:
             return 0
         if self.readable is not None and not all_begin_with(self.readable, keys):
             return 0
-        rows = self._unguarded.read_all_now(keys)
+        rows = self._unguarded.read_now(keys)
         if not isinstance(rows, list):
             return 0
         null = replies.NULL[session.protocol]
@@ -143,7 +145,7 @@ class FastPath:
         self._in_flight.value_bytes += sum(map(len, values))
         ops: list[Op] = list(zip(repeat(_PUT), keys, values, repeat(0), repeat(0), repeat(0), repeat(None)))
         tokens = range(first << FORMAT_BITS | _OK_FORMAT, end << FORMAT_BITS, 1 << FORMAT_BITS)
-        sink.backend.submit_puts(ops, sink, tokens)
+        sink.backend.submit(ops, sink, tokens)
         return count
 
     def begin_plain(self, waiting: Iterator[Words]) -> Words | None:
@@ -165,7 +167,7 @@ class FastPath:
                 reads[key] = number
                 rereads[number] = key
                 begin = read if readable is None or key.startswith(readable) else submit
-                begin((_GET, key, session.level, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)
+                begin(((_GET, key, session.level, 0),), sink, (number << FORMAT_BITS | _VALUE_FORMAT,))
             elif count == 3 and name in SET_WORDS and len(words[2]) <= VALUE_BYTES_MAX:
                 if (reads and reads.get(key, -1) >= sink.answered) or in_flight.is_crowded():
                     return words
@@ -173,7 +175,8 @@ class FastPath:
                 sink.issued = number + 1
                 writes[key] = number
                 in_flight.value_bytes += len(words[2])
-                submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
+                op = (_PUT, key, words[2], 0, 0, 0, None)
+                submit((op,), sink, (number << FORMAT_BITS | _OK_FORMAT,))
             else:
                 return words
         return None

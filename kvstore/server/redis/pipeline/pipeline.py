@@ -206,7 +206,7 @@ class Pipeline:
                     return False
                 in_flight.note(found, (op,))
                 number = self.replies.next_number()
-                self.replies.backend.submit(op, self.replies, number << FORMAT_BITS | format_)
+                self.replies.backend.submit((op,), self.replies, (number << FORMAT_BITS | format_,))
                 return True
             case Several():
                 return self._perform_several(found)

@@ -271,7 +271,7 @@ class ReplyQueue:
         else:
             op, format_ = ((_GET, read, self._session.level, 0), Fmt.VALUE) if isinstance(read, bytes) else read
             with paid(self.rates()):
-                self.backend.submit(op, self, number << FORMAT_BITS | format_)
+                self.backend.submit((op,), self, (number << FORMAT_BITS | format_,))
 
     def may_answer(self, found: Single) -> bool:
         """Return True unless the operation cannot be repeated and its reply may not fit. Raises CommandError."""
@@ -357,12 +357,11 @@ class Gather(Sink):
         self._submit(self.at_once)
 
     def _submit(self, count: int) -> None:
-        begun, submit = self._begun, self._queue.backend.submit
+        begun = self._begun
         some = self._several.ops[begun : begun + count]
         self._begun = begun + len(some)
         with paid(self._queue.rates()):
-            for index, op in enumerate(some, begun):
-                submit(op, self, index)
+            self._queue.backend.submit(some, self, range(begun, self._begun))
 
     def complete(self, token: int, result: Any) -> None:
         if self._are_values and isinstance(result, tuple):
