@@ -15,7 +15,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.state.commands import Code, Flag, delete, expire, get, increment, put
+from kvstore.partition.state.commands import Code, Flag, delete, expire, get, increment, put, scan
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Kind
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
@@ -66,6 +66,16 @@ def test_mutations_of_one_turn_share_an_entry_and_its_first_sequence(p: Partitio
     assert (entry.keys, entry.first_seq) == ([b"a", b"b", b"a"], 1)
     p.acknowledge()
     assert [p.result(token) for token in tokens] == [1, 2, 3]
+
+
+def test_reads_and_puts_of_one_call_take_their_own_ways(p: Partition) -> None:
+    p.leader.submit((put(b"a", b"1"), scan(b"", b"", 10), put(b"b", b"2")), p.caller, (101, 102, 103))
+    p.settle()
+    (entry,) = p.under_way()
+    assert entry.keys == [b"a", b"b"]
+    p.acknowledge()
+    assert [p.result(token) for token in (101, 103)] == [1, 2]
+    assert not isinstance(p.result(102), Exception)
 
 
 def test_with_all_slots_taken_mutations_gather_until_one_frees(p: Partition) -> None:
