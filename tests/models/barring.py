@@ -1,4 +1,4 @@
-"""A model of three replicas of which one is damaged, up to the log's check that shows the damage (docs/protocol.md, P35).
+"""A model of three replicas, one of them damaged, up to the log's check that shows the damage (docs/protocol.md, P35).
 
 The check is in the part of the log that no ledger closes, so only a leader, or a candidate that recovers the log, reads
 it. The replica that wrote the check has applied it. Replicas stop and start again, and learn that another replica
