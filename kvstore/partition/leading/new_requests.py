@@ -1,7 +1,7 @@
-"""Request ids of plain puts that come together, in columns. Decides only.
+"""Checks the request ids of plain puts batched, in columns. Decides only.
 
-What is found here to be new is what `RetryTable.find` and `Overlay.find_request` find to be new one by one; whatever is
-not plainly so (a retry, a late duplicate, a client at its bound) is left to them.
+It accepts a request id as new exactly where `RetryTable.find` and `Overlay.find_request` would, one by one. Any other
+id (a retry, a late duplicate, a client at its bound) is left to them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def new_or_none(
     overlay: Overlay,
     retries: RetryTable,
 ) -> Asked | None:
-    """The request ids of puts if each is new and its result can be remembered; None if one has to be looked at by
-    itself. Some of the puts have one; `row_keys` are where the records of `keys` stand."""
+    """Return the request ids of puts if each is new and its result can be remembered; None if one of them needs an
+    individual check. Some of the puts have a request id; `row_keys` are the row keys of `keys`."""
     asked = _asked(requests, hashes_at_hand(keys, row_keys))
     groups = _by_client(asked)
     layers = [draft.layer, *overlay.layers]
@@ -55,7 +55,7 @@ def new_or_none(
 
 
 def _asked(requests: Sequence[RequestId | None], hashes: list[int]) -> Asked:
-    """The columns of those puts that have a request id."""
+    """Return the columns of the puts that have a request id."""
     places: Sequence[int] = range(len(requests))
     some = [each for each in requests if each is not None]
     if len(some) < len(requests):
@@ -66,7 +66,7 @@ def _asked(requests: Sequence[RequestId | None], hashes: list[int]) -> Asked:
 
 
 def _by_client(asked: Asked) -> list[Asked]:
-    """The columns of each client; mostly there is one."""
+    """Split the columns by client. Mostly there is one client."""
     if asked.is_of_one:
         return [asked]
     groups: dict[bytes, list[tuple[Any, ...]]] = {client: [] for client in asked.clients}

@@ -1,4 +1,4 @@
-"""Gives the time of a leader's next record (docs/protocol.md, P4 and P30)."""
+"""Decides the time of a leader's next record (docs/protocol.md, P4 and P30)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Protocol
 from kvstore.env import Clock
 
 AHEAD_RATE = 0.9
-"""How fast record time goes on while it is ahead of the date: an hour is caught up within ten, and a time to live that
-is granted meanwhile lasts a ninth longer."""
+"""Speed of record time while it is ahead of the server's time: a lead of one hour is gone within ten hours, and a time
+to live granted meanwhile lasts a ninth longer."""
 
 
 class Recorded(Protocol):
@@ -18,15 +18,16 @@ class Recorded(Protocol):
 
 
 class RecordTime:
-    """The record time of one lead. Decides only."""
+    """The record time of one leadership. Decides only."""
 
     def __init__(self, last_ms: int, now: float) -> None:
-        """`last_ms`: that of the last record in the log."""
+        """`last_ms`: the time of the last record in the log."""
         self._ms, self._at = float(last_ms), now
 
     def at(self, now: float, date_ms: int, last_ms: int) -> int:
-        """The date, but never earlier than before. Were time to stand still while it is ahead, as it is in a log that a
-        wrong date has got into, all that has a time to live would stay until the date has caught up."""
+        """Return the server's time, but never earlier than before. While record time is ahead, as in a log that a wrong
+        clock has written to, it still advances: otherwise keys with a time to live would stay until the server's time
+        has caught up."""
         passed = now - self._at
         ms = self._ms + passed * 1000 * AHEAD_RATE if passed > 0 else self._ms
         for least in (last_ms, date_ms):
@@ -37,7 +38,7 @@ class RecordTime:
 
 
 class LeadClock:
-    """The clock of one lead: its date is the time of a record that is made now."""
+    """The clock of one leadership: its date is the time of a record that is made now."""
 
     def __init__(self, clock: Clock, state: Recorded) -> None:
         self.now, self.wall_ms, self.passed_ms = clock.now, clock.wall_ms, clock.passed_ms

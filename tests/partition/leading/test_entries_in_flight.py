@@ -79,5 +79,5 @@ def test_an_engine_that_cannot_be_read_behind_an_acknowledgement_ends_the_proces
     monkeypatch.setattr(p.engine, "get", broken)
     p.acknowledge()
     assert len(p.fatal) == 1
-    assert "cannot be read" in p.fatal[0]
+    assert "cannot read the engine" in p.fatal[0]
     assert not p.leader.serving

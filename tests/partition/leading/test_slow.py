@@ -77,7 +77,7 @@ def test_an_operation_that_cannot_be_decided_on_is_logged_without_its_key_and_va
     with caplog.at_level(logging.INFO):
         (token,) = p.submit(put(KEY, b"who-they-are"))
     assert isinstance(p.result(token), InvalidRequest)
-    assert f"operation=3 key={hash_of(KEY)} cannot be decided on" in caplog.text
+    assert f"operation=3 key={hash_of(KEY)} cannot be evaluated" in caplog.text
     assert "in broken" in caplog.text, "where it happened"
     assert "4711" not in caplog.text
     assert "who-they-are" not in caplog.text
