@@ -71,7 +71,7 @@ async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_a
     assert list(hosting.statistics()) == [P1, P2]
     report = replica_report(P1, hosting.statistics()[P1], None)
     assert (report.role, report.leader) == ("stopped", "")
-    assert "its log is written by cluster version 9, this server can do 2" in report.failure
+    assert "its log is written by cluster version 9, this server supports 2" in report.failure
     assert not engines[P1]._open, "its files are let go"
 
 

@@ -432,7 +432,7 @@ class Evaluator:
             if result is not UNTOUCHED:
                 return result
             if sequence < acknowledged:
-                raise RequestExpired(f"request {sequence} was answered: its client has acknowledged it")
+                raise RequestExpired(f"request {sequence} was answered, and its client has acknowledged it")
         result = self._overlay.find_request(request, hash_of_key)
         if result is not UNTOUCHED:
             return result

@@ -1,7 +1,7 @@
-"""The tokens that a partition owns, and the course of those that move: a function of its log. Decides only.
+"""The tokens that a partition owns, and the progress of ranges that move: a function of its log. Decides only.
 
-Every replica has it at the position that it has applied; the leader adds what it has sent (serving_ranges.py). Nobody
-answers for a token that is not owned (docs/protocol.md, Moving a range).
+Every replica has the ownership at the position that it has applied; the leader adds the records that it has sent
+(serving_ranges.py). No replica answers for a token that it does not own (docs/protocol.md, Moving a range).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _head = Struct(">B")
 
 
 class Import(NamedTuple):
-    """A range on its way here. Its rows are here, and nobody sees them."""
+    """A range that is being imported. Its rows are here, and no read sees them."""
 
     move: int
     attempt: int
@@ -47,15 +47,15 @@ class Import(NamedTuple):
     span: Span
     pin: Position
     cursor: bytes
-    """Where copying goes on; empty once all has been copied."""
+    """Where copying continues; empty once everything has been copied."""
     tail: Position
-    """Where the source's log has been followed to."""
+    """The position up to which the source's log has been followed."""
     end: ImportEnd | None
-    """Nothing has come since."""
+    """Set while nothing has come since the import ended."""
     is_dropping: bool = False
-    """Given up: its rows are going."""
+    """The import was abandoned, and its rows are being removed."""
     dropped: bytes = b""
-    """Records before this key have gone."""
+    """Records before this key have been removed."""
 
 
 class Frozen(NamedTuple):
@@ -68,7 +68,7 @@ class Frozen(NamedTuple):
 
 
 class Released(NamedTuple):
-    """A range that was owned. Its rows are still here, and nobody sees them."""
+    """A range that was owned. Its rows are still here, and no read sees them."""
 
     move: int
     target: PartitionId
@@ -76,10 +76,11 @@ class Released(NamedTuple):
     freeze: Position
     position: Position
     seq: int
-    """The partition's when it was released, and its record time."""
+    """The partition's sequence when the range was released; `time_ms` is its record time then."""
     time_ms: int
     dropped: bytes = b""
-    """Records before this key have gone: reading over what is left of them would take longer with each DROP."""
+    """Records before this key have been removed. Without this bound each DROP would skip over the remains of all
+    earlier ones."""
 
 
 _Part = TypeVar("_Part", Import, Frozen, Released)
@@ -92,17 +93,18 @@ def _find(parts: Iterable[_Part], move: int) -> _Part | None:
 # docs/protocol.md M2
 @dataclass(frozen=True)
 class Ownership:
-    """At one position of the log."""
+    """The ownership at one position of the log."""
 
     owned: Tokens = EVERYTHING
-    """A partition whose log has never said what it owns is from before there were moves: what the ring gives it."""
+    """A partition whose log has never said what it owns dates from before there were moves: it owns what the ring gives
+    it."""
     is_founded: bool = False
     imports: tuple[Import, ...] = ()
     frozen: tuple[Frozen, ...] = ()
     released: tuple[Released, ...] = ()
     newest: int = 0
-    """The last planned of the moves by which something came to be owned. A ring that does not know it is too old to say
-    whom to ask."""
+    """The latest planned of the moves that brought a range here. A ring that does not contain this move is too old to
+    route by."""
 
     @cached_property
     def writable(self) -> Tokens:
@@ -114,7 +116,7 @@ class Ownership:
 
     @property
     def has_strangers(self) -> bool:
-        """Whether there are rows that are not owned."""
+        """True if the state contains rows that are not owned."""
         return bool(self.imports or self.released)
 
     def import_of(self, move: int) -> Import | None:
@@ -127,11 +129,11 @@ class Ownership:
         return _find(self.released, move)
 
     def released_at(self, token: int) -> Released | None:
-        """Return the release that gave an owned token away, as long as its rows are here."""
+        """Return the release that gave the token away, as long as its rows are here."""
         return next((each for each in self.released if each.span.holds(token)), None)
 
     def droppable(self, move: int) -> tuple[bytes, bytes] | None:
-        """The records that are left of those that Drops of this move remove."""
+        """Return the range of row keys that the Drops of this move still have to remove."""
         part = self.released_by(move) or self.import_of(move)
         if part is None:
             return None
@@ -140,8 +142,8 @@ class Ownership:
     # ── what records change ───────────────────────────────────────────────────────────────────────────────────────────
 
     def after(self, record: MoveRecord, position: Position, seq: int, time_ms: int) -> Ownership:
-        """The ownership after the record at `position`, written at sequence and time. Raises Corrupted for a record
-        that no leader may have written: its rules are those of serving_ranges.py."""
+        """Return the ownership after the record at `position`, written at sequence `seq` and `time_ms`. Raises
+        Corrupted for a record that no leader may have written; serving_ranges.py has the rules for leaders."""
         match record:
             case Founded(spans):
                 self._want(not self.is_founded, record)
@@ -170,7 +172,7 @@ class Ownership:
 
     def _want(self, is_right: bool, record: MoveRecord) -> None:
         if not is_right:
-            raise Corrupted(f"{record!r:.200} does not fit what the log said before: {self}")
+            raise Corrupted(f"{record!r:.200} contradicts the records before it: {self}")
 
     def _begin(self, record: ImportBegin) -> Ownership:
         move, attempt, source, span, pin = record
@@ -230,20 +232,20 @@ class Ownership:
     # ── its row ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self) -> bytes:
-        """The engine's row. An ownership that was never founded has none."""
+        """Encode the engine's row. An ownership that was never founded has none."""
         row = _Row(self.owned.spans, self.imports, self.frozen, self.released, self.newest)
         return _head.pack(FORMAT) + msgspec.msgpack.encode(row)
 
     @staticmethod
     def decode(row: bytes) -> Ownership:
-        """Raises WrittenByNewer for a format that this program does not know, Corrupted for what is no such row. Fields
-        that it does not know are passed over, and lost with the next change."""
+        """Decode the engine's row. Unknown fields are ignored, and lost with the next change. Raises WrittenByNewer for
+        an unknown format, Corrupted for a malformed row."""
         if row[0] != FORMAT:
-            raise WrittenByNewer(f"the row of what is owned has format {row[0]}, this program reads format {FORMAT}")
+            raise WrittenByNewer(f"expected the ownership row in format {FORMAT}, got format {row[0]}")
         try:
             owned, imports, frozen, released, newest = _decoder.decode(row[1:])
         except msgspec.DecodeError as error:
-            raise Corrupted(f"the row of what is owned, {row[:32].hex()}, cannot be read: {error}") from error
+            raise Corrupted(f"cannot read the ownership row {row[:32].hex()}: {error}") from error
         return Ownership(Tokens(owned), True, imports, frozen, released, newest)
 
 

@@ -149,7 +149,7 @@ def test_what_stands_before_an_entry_that_is_refused_is_applied(good: int) -> No
 def test_what_stands_before_an_entry_that_cannot_be_read_is_applied(good: int) -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     log = [writer.put(a=str(number)) for number in range(good)]
-    with pytest.raises(Corrupted, match="is no entry"):
+    with pytest.raises(Corrupted, match="cannot be decoded"):
         state.apply_all([*log, LogEntry(writer.put(c="1").position, b"\xff"), writer.put(d="1")])
     assert state.seq == good
     assert all_records(state) == writer.models[good]

@@ -150,7 +150,7 @@ def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replic
     for number in range(HELD_MAX):
         replica.mark(f"pin{number:03}")
     replica.state.held.check_room("pin000")
-    with pytest.raises(Overloaded, match="32 pins are there, at most 32"):
+    with pytest.raises(Overloaded, match="32 of at most 32 pins"):
         replica.state.held.taken("late", replica.mark("late"))
 
 

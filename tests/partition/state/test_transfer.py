@@ -160,7 +160,7 @@ def test_a_state_whose_keys_are_not_as_many_as_it_says_is_refused() -> None:
     *sent, last = chunks(Export(source))
     for chunk in sent:
         arriving.add(chunk)
-    with pytest.raises(Corrupted, match=f"has {key_count + 1} keys, {key_count} came"):
+    with pytest.raises(Corrupted, match=f"{key_count + 1} keys, got {key_count}"):
         arriving.add(last)
 
 
