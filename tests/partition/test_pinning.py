@@ -63,5 +63,5 @@ async def test_an_answer_that_waits_for_a_stuck_entry_ends(tmp_path: Path, monke
 
     leader, pins = SimpleNamespace(append_record=append_record), SimpleNamespace(extend=extend)
     one = Pinning(real_env(tmp_path), P1, state, *cast(Any, (lambda: leader, pins)))
-    with pytest.raises(OutcomeUnknown, match="p1: pin-renew was not through"):
+    with pytest.raises(OutcomeUnknown, match="p1: pin-renew took longer"):
         await one.answer(pinning.RENEW, pinning.encode(pinning.Asked("pin", 1_000)))

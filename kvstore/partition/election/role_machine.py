@@ -1,4 +1,4 @@
-"""One replica's way to the lead and back. Decides only; replica.py performs.
+"""Decides the role of one replica, on its way to the lead and back. Decides only; replica.py performs.
 
     FOLLOWING ──no leader──> STANDING ──its turn──> CLAIMING ──won──> OPENING ──served its first record──> SERVING
         ^          ^            │                      │                 │                                    │
@@ -7,9 +7,9 @@
     SERVING ──released for a successor──> YIELDING ──its znode is there──> FOLLOWING
                                              └───it did not take over──> CLAIMING
 
-The znode never stops a leader: one that serves and finds its znode gone claims it again, and one that finds another's
-name there goes on until it is fenced, because until then nobody else can have acknowledged anything (docs/protocol.md,
-Election).
+STANDING is the role of a candidate that waits for its turn. The znode never stops a leader: a leader that serves and
+finds its znode gone claims it again, and one that finds another's znode continues until it is fenced, because until
+then no other replica can have acknowledged anything (docs/protocol.md, Election).
 """
 
 from __future__ import annotations
@@ -85,18 +85,19 @@ class RoleMachine:
         self.role = Role.FOLLOWING
         self.leader: ServerId | None = None
         self.is_barred = False
-        """It may neither lead nor stand (docs/protocol.md, P35)."""
+        """True if the replica may neither lead nor run for election (docs/protocol.md, P35)."""
         self._me, self._nonce = me, nonce
         self._record: LeaderRecord | None = None
         """The leader znode that is being followed."""
         self._replaces: tuple[LeaderRecord, int] | None = None
-        """The leader znode in whose place one's own is being put, or is to be, and the term at which it was read."""
+        """The leader znode that this replica is replacing, or is about to replace, and the term at which it was
+        read."""
         self._graced_from = inf
         """When an incumbent was first asked since there was last a leader."""
         self._asks_again = False
-        """It is to be asked once more before this replica claims."""
+        """True if the incumbent is to be asked again before this replica claims."""
         self._may_lead = True
-        """By its server's date."""
+        """False while the server's clock is not good enough."""
         self._stand_at = 0.0
         self._out_until = 0.0
         self._failures = 0
@@ -105,10 +106,10 @@ class RoleMachine:
         self._deposed_by: ServerId | None = None
         """The leader, if its znode has replaced this replica's."""
         self._served_at = 0.0
-        """When the present or the last lead began."""
+        """When the present or the last leadership began."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """The only way in. `now` is the boot-time clock in seconds."""
+        """Handle one event. The only way in. `now` is the boot-time clock in seconds."""
         if self.role is Role.STOPPED:
             return []
         match event:
@@ -142,7 +143,8 @@ class RoleMachine:
                 assert_never(event)
 
     def check(self) -> None:
-        """Raise AssertionError unless the invariants hold: one that serves or opens sends clients nowhere else."""
+        """Raise AssertionError unless the invariants hold: a replica that serves or opens sends clients nowhere
+        else."""
         assert self.role is not Role.SERVING or self.leader == self._me
         assert self.role is not Role.YIELDING or self.leader != self._me
         assert self._failures >= 0
@@ -154,7 +156,8 @@ class RoleMachine:
         if record.nonce == self._nonce:
             return self._own_read(is_passing)
         if record.server == self._me:
-            return [RemoveStale(record)]  # of this server's former process: the directory's lock says so
+            # left by this server's former process: the lock on the directory proves that it is gone
+            return [RemoveStale(record)]
         if self.role is Role.SERVING:
             return [Prove()]
         if self.role in (Role.STANDING, Role.CLAIMING) and self._replaces is not None and record == self._replaces[0]:
@@ -168,7 +171,7 @@ class RoleMachine:
 
     def _own_read(self, is_passing: bool) -> list[Command]:
         if self.role in (Role.OPENING, Role.SERVING):
-            return [Claim()] if is_passing else []  # before it vanishes: nobody else need see that
+            return [Claim()] if is_passing else []  # before it vanishes, so that no other replica sees that
         return [] if self.role in (Role.CLAIMING, Role.YIELDING) else [GiveBack()]
 
     # docs/protocol.md P23
@@ -205,11 +208,12 @@ class RoleMachine:
 
     # docs/protocol.md P40
     def _leader_lost(self, lost: LeaderLost, now: float) -> list[Command]:
-        """Replace the leader's znode in this replica's turn. No moment without a znode: the former leader, if it still
-        serves, would claim it again in that moment.
+        """Replace the leader's znode when this replica's turn comes. There is no moment without a znode, in which the
+        former leader, if it still serves, would claim it again.
 
-        A leader that has deposed this replica is replaced only if another replica confirms the loss: two replicas that
-        refuse each other's connections would depose each other for ever."""
+        A leader that has deposed this replica is replaced only if another replica confirms the loss. Otherwise two
+        replicas that refuse each other's connections would depose each other forever.
+        """
         record, term = lost.record, lost.term
         if self.role is not Role.FOLLOWING or record != self._record:
             return []
@@ -224,7 +228,7 @@ class RoleMachine:
     # docs/protocol.md P25
     def _tick(self, now: float) -> list[Command]:
         if self.role is Role.STANDING:
-            if now < self._stand_at:  # the timer's clock is not ours: it may run ahead by a little
+            if now < self._stand_at:  # the timer's clock may run ahead of the boot-time clock by a little
                 return [] if isinf(self._stand_at) else [WakeAt(self._stand_at)]
             if self._asks_again:
                 self._stand_at = inf
@@ -254,7 +258,7 @@ class RoleMachine:
         return [Follow(self._me)]  # also if clients were sent here before: they can be answered now
 
     def _yielded(self, successor: ServerId) -> list[Command]:
-        """Clients are sent to the successor at once: it lets them wait until it serves."""
+        """Send clients to the successor at once; it lets them wait until it serves."""
         if self.role is not Role.SERVING:
             return []
         self.role, self._record, self._failures, self._has_led = Role.YIELDING, None, 0, False
@@ -276,7 +280,8 @@ class RoleMachine:
         return [*self._follow(self._me), Succeed(record, term)]
 
     def _dated(self, may_lead: bool) -> list[Command]:
-        """One that has the lead, or is about to, lets it go by itself (docs/protocol.md, P29)."""
+        """Note whether the clock allows leading. A replica that leads, or is about to, gives the lead up by itself
+        (docs/protocol.md, P29)."""
         self._may_lead = may_lead
         if not may_lead and self.role is Role.STANDING:
             self.role = Role.FOLLOWING
@@ -284,7 +289,7 @@ class RoleMachine:
 
     # docs/protocol.md P41
     def _stand_back(self, now: float, *, has_failed: bool) -> list[Command]:
-        """After a failure stay out for a while, longer each time, until a lead has lasted for SETTLED_S."""
+        """Stay out of elections after a failure, longer each time, until a leadership has lasted for SETTLED_S."""
         if self.role not in (Role.OPENING, Role.SERVING):
             return []
         if self.role is Role.SERVING and (not has_failed or now - self._served_at >= SETTLED_S):
