@@ -1,9 +1,10 @@
-"""The bookie protocol's messages ↔ frames (Apache BookKeeper's wire, version 3). Decides only: bytes in, values out.
+"""Encodes and decodes the messages of the bookie protocol (Apache BookKeeper's wire, version 3). Decides only: bytes
+in, values out.
 
-Every encode_… returns a whole frame: length, then Request or Response. Adds, reads and their answers are put together
-by hand (0.5 µs; upb: 1.5 to 3 µs); the rest by upb. Decoding is upb's, with two checks that it leaves out: that
-required fields are there, and that the part which the operation calls for is. Ordinary adds and their answers have
-short ways (shortcuts.py). A client finds its call again by (txn, operation) and nothing else.
+Every encode_… function returns a whole frame: length, then Request or Response. Adds, reads and their answers are
+encoded by hand (0.5 µs; upb takes 1.5 to 3 µs), all others by upb. Decoding is done by upb, plus two checks that upb
+omits: required fields must be present, and so must the part that belongs to the operation. Ordinary adds and their
+answers have a fast path (shortcuts.py). A client matches answers to calls by (txn, operation) and nothing else.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from kvstore.proto.shortcuts import stored_txn as stored_txn
 from kvstore.proto.varint import SMALL, varint
 
 PAYLOAD_MAX = 5 * 2**20 - 4
-"""Largest payload of a frame: Apache counts the length field into its 5 MiB."""
+"""Largest payload of a frame. Apache counts the length field into its 5 MiB."""
 PACKET_MAX = 5 * 2**20 - 500
-"""Largest entry packet: leaves room for the rest of an add."""
+"""Largest entry packet. Leaves room for the rest of an add."""
 RECOVERY_PRIORITY = 100
 LAST_ENTRY = -1
-"""Entry id in a read: the last one stored."""
+"""Entry id in a read that means the last stored entry."""
 BOOKIE_KEY = "kvstore-bookie"
 CLUSTER_KEY = "kvstore-cluster"
-"""The pair of a request's context by which a client names the bookie id that it means, for the whole connection."""
+"""Keys of a request's context by which a client names the bookie and the cluster that it means, for the whole
+connection."""
 AUTH_DISABLED = "AuthDisabledPlugin"
 TOTAL_CAPACITY, FREE_SPACE, NEWEST_LEDGER = 1, 2, 4
-"""What a bookie-info request may ask for."""
+"""The values that a bookie-info request may ask for."""
 
 
 class Status(IntEnum):
-    """A bookie's answer. In a recovery only NO_ENTRY and NO_LEDGER are definite negatives."""
+    """A bookie's answer. During recovery only NO_ENTRY and NO_LEDGER are definite negatives."""
 
     OK = 0
     NO_LEDGER = 402
@@ -79,22 +81,23 @@ PART: dict[int, _Part] = {
     Operation.FORCE_LEDGER: "force_ledger",
     Operation.LIST_ENTRIES: "list_entries",
 }
-"""Which part of Request and Response belongs to an operation; the others are known to Apache but have no part."""
+"""The part of Request and Response that belongs to an operation. The other operations are known to Apache but have no
+part."""
 
 
 class BadFrame(Exception):
-    """A payload without a readable header: nobody can be answered, so the connection closes."""
+    """A payload without a readable header. It cannot be answered, so the connection closes."""
 
 
 class BadRequest(Exception):
-    """A request whose header is readable and whose rest is not as it must be; it is answered BAD_REQUEST."""
+    """A request whose header is readable but whose rest is invalid. It is answered BAD_REQUEST."""
 
     def __init__(self, txn: int, operation: int, reason: str) -> None:
         super().__init__(reason)
         self.txn, self.operation = txn, operation
 
 
-# Requests: what a client sends.
+# Requests: sent by clients.
 
 _LENGTH = Struct(">I")
 _SMALL_END = len(SMALL)
@@ -106,8 +109,8 @@ _PIGGYBACK_FLAG = b"\xa0\x06\x02"
 
 
 def bookie_context(bookie: str, cluster: str = "") -> bytes:
-    """Encode the context that names the bookie id that the sender means, and the cluster, if it says which; appended to
-    the first request of a connection."""
+    """Encode the context that names the bookie id that the sender means, and the cluster if it is given. The context is
+    appended to the first request of a connection."""
     pairs = [pb.ContextPair(key=BOOKIE_KEY, value=bookie)]
     if cluster:
         pairs.append(pb.ContextPair(key=CLUSTER_KEY, value=cluster))
@@ -119,7 +122,7 @@ def bookie_context(bookie: str, cluster: str = "") -> bytes:
 def encode_add(
     txn: int, ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
 ) -> bytes:
-    """Store an entry packet. `recovery`: passes the fence, and goes first."""
+    """Encode an add of an entry packet. A `recovery` add passes the fence, and has priority."""
     priority, flag, more = (_PRIORITY, _RECOVERY_FLAG, _RECOVERY_SIZES) if recovery else (b"", b"", (0, 0))
     size = len(body)
     number = SMALL[txn] if 0 <= txn < _SMALL_END else varint(txn)
@@ -149,13 +152,13 @@ def encode_add(
 def encode_read(
     txn: int, ledger: int, entry: int, *, fence_key: bytes | None = None, priority: int = 0, context: bytes = b""
 ) -> bytes:
-    """Read one entry (LAST_ENTRY: the last one stored), fencing the ledger first if a key is given."""
+    """Encode a read of one entry (LAST_ENTRY: the last stored one). With `fence_key` the ledger is fenced first."""
     fence = b"" if fence_key is None else b"\x1a" + varint(len(fence_key)) + fence_key + _FENCE_FLAG
     return _read_frame(txn, ledger, entry, fence, priority, context)
 
 
 def encode_long_poll(txn: int, ledger: int, previous_lac: int, timeout_ms: int, context: bytes = b"") -> bytes:
-    """Wait until the last add confirmed passes `previous_lac`, then bring the entry after it along."""
+    """Encode a long poll: wait until the last add confirmed passes `previous_lac`, then return the entry after it."""
     rest = b"\x20" + varint(previous_lac) + b"\x28" + varint(timeout_ms) + _PIGGYBACK_FLAG
     return _read_frame(txn, ledger, LAST_ENTRY, rest, 0, context)
 
@@ -168,20 +171,20 @@ def _read_frame(txn: int, ledger: int, entry: int, rest: bytes, priority: int, c
 
 
 def encode_read_lac(txn: int, ledger: int, context: bytes = b"") -> bytes:
-    """Ask for the last explicit LAC and the last entry."""
+    """Encode a request for the last explicit LAC and the last entry."""
     return _request(
         pb.Request(header=_header(txn, Operation.READ_LAC), read_lac=pb.ReadLacRequest(ledger=ledger)), context
     )
 
 
 def encode_write_lac(txn: int, ledger: int, lac: int, key: bytes, body: bytes, context: bytes = b"") -> bytes:
-    """Tell the last add confirmed without an entry; `body` is its packet."""
+    """Encode an update of the last add confirmed without an entry. `body` is its packet."""
     part = pb.WriteLacRequest(ledger=ledger, lac=lac, master_key=key, body=body)
     return _request(pb.Request(header=_header(txn, Operation.WRITE_LAC), write_lac=part), context)
 
 
 def encode_force(txn: int, ledger: int, context: bytes = b"") -> bytes:
-    """Ask for an answer after everything sent before is synced."""
+    """Encode a request that is answered once everything sent before is synced."""
     return _request(
         pb.Request(header=_header(txn, Operation.FORCE_LEDGER), force_ledger=pb.ForceLedgerRequest(ledger=ledger)),
         context,
@@ -189,7 +192,7 @@ def encode_force(txn: int, ledger: int, context: bytes = b"") -> bytes:
 
 
 def encode_list_entries(txn: int, ledger: int, context: bytes = b"") -> bytes:
-    """Ask which entries the bookie holds."""
+    """Encode a request for the entries that the bookie holds."""
     return _request(
         pb.Request(header=_header(txn, Operation.LIST_ENTRIES), list_entries=pb.ListEntriesRequest(ledger=ledger)),
         context,
@@ -197,13 +200,13 @@ def encode_list_entries(txn: int, ledger: int, context: bytes = b"") -> bytes:
 
 
 def encode_bookie_info(txn: int, requested: int = TOTAL_CAPACITY | FREE_SPACE, context: bytes = b"") -> bytes:
-    """Ask for disk space, or for the newest of the cluster's own ledgers."""
+    """Encode a request for disk space, or for the newest of the cluster's own ledgers."""
     part = pb.BookieInfoRequest(requested=requested)
     return _request(pb.Request(header=_header(txn, Operation.GET_BOOKIE_INFO), bookie_info=part), context)
 
 
 def encode_start_tls(txn: int) -> bytes:
-    """Ask for TLS on this connection: the bookie's answer is the last that is said in the clear."""
+    """Encode a request for TLS on this connection. The bookie's answer is the last message in clear text."""
     return _request(pb.Request(header=_header(txn, Operation.START_TLS), start_tls=pb.StartTlsRequest()), b"")
 
 
@@ -229,23 +232,23 @@ def decode_request(payload: bytes) -> pb.Request:
     try:
         request = pb.Request.FromString(payload)
     except DecodeError as error:
-        raise BadFrame(f"not a request: {error}") from None
+        raise BadFrame(f"cannot decode a request: {error}") from None
     header = request.header
     if not request.IsInitialized():
         if not (request.HasField("header") and header.IsInitialized()):
-            raise BadFrame("a request without version, operation or txn")
+            raise BadFrame("expected a request with version, operation and txn")
         raise BadRequest(header.txn_id, header.operation, "required fields are missing")
     part = PART.get(header.operation)
     if part is not None and not request.HasField(part):
-        raise BadRequest(header.txn_id, header.operation, f"operation {header.operation} without its part {part}")
+        raise BadRequest(header.txn_id, header.operation, f"operation {header.operation} lacks its part {part}")
     return request
 
 
-# Answers: what a bookie sends.
+# Answers: sent by bookies.
 
 
 def encode_add_response(txn: int, status: int, ledger: int, entry: int) -> bytes:
-    """Whether an entry is stored, which includes synced."""
+    """Encode the answer to an add. OK means stored and synced."""
     number, code = SMALL[txn] if 0 <= txn < _SMALL_END else varint(txn), SMALL[status]
     part = b"\x08%b\x10%b\x18%b" % (
         code,
@@ -266,7 +269,8 @@ def encode_add_response(txn: int, status: int, ledger: int, entry: int) -> bytes
 def encode_read_response(
     txn: int, status: int, ledger: int, entry: int, body: bytes | None = None, max_lac: int | None = None
 ) -> bytes:
-    """An entry, and the highest LAC known. `entry` is never a real id in a long poll's answer without a body."""
+    """Encode an entry and the highest known LAC. In the answer to a long poll without a body, `entry` is never a real
+    id."""
     code = varint(status)
     tail = b"" if max_lac is None else b"\x28" + varint(max_lac)
     if body is not None:
@@ -301,19 +305,20 @@ def encode_info_response(
 
 
 def encode_auth_response(txn: int) -> bytes:
-    """There is no authentication here; Apache's client goes on after this very answer."""
+    """Encode the answer that there is no authentication. Apache's client continues only after exactly this answer."""
     part = pb.AuthMessage(plugin=AUTH_DISABLED, payload=b"")
     return _response(pb.Response(header=_header(txn, Operation.AUTH), status=pb.EOK, auth=part))
 
 
 def encode_start_tls_response(txn: int) -> bytes:
-    """Consent: what the client sends next is its handshake."""
+    """Encode the consent to TLS. The client sends its handshake next."""
     header = _header(txn, Operation.START_TLS)
     return _response(pb.Response(header=header, status=pb.EOK, start_tls=pb.StartTlsResponse()))
 
 
 def encode_status(txn: int, operation: int, status: int, ledger: int = 0, entry: int = 0) -> bytes:
-    """A plain answer to any operation, its part included: older Java clients read ids from it without asking."""
+    """Encode a plain answer to any operation, including its part, because older Java clients read ids from the part
+    without checking."""
     if operation == Operation.ADD_ENTRY:
         return encode_add_response(txn, status, ledger, entry)
     if operation == Operation.READ_ENTRY:
@@ -339,7 +344,7 @@ def _response(response: pb.Response) -> bytes:
 
 
 class Answer(NamedTuple):
-    """A bookie's answer, whatever was asked. Bytes and numbers that it did not carry are None."""
+    """A bookie's answer to any operation. Fields that the answer does not carry are None."""
 
     txn: int
     operation: int
@@ -347,25 +352,25 @@ class Answer(NamedTuple):
     ledger: int = 0
     entry: int = LAST_ENTRY
     body: bytes | None = None
-    """The entry packet of a read, the LAC packet of a LAC read, the availability of a list."""
+    """The entry packet of a read, the LAC packet of a LAC read, or the availability of a list."""
     max_lac: int | None = None
     last_entry: bytes | None = None
     """The last entry packet, in the answer to a LAC read."""
     total_bytes: int | None = None
     free_bytes: int | None = None
     newest_ledger: int | None = None
-    """The highest id of the cluster's own ledgers that the bookie has seen. Apache's bookies, and ours from before,
-    say nothing."""
+    """The highest id of the cluster's own ledgers that the bookie has seen. Apache's bookies and old ones of ours do
+    not send it."""
 
 
 def decode_response(payload: bytes) -> Answer:
-    """Raises BadFrame: the connection is of no use any more."""
+    """Decode an answer. Raises BadFrame: the connection is unusable."""
     try:
         response = pb.Response.FromString(payload)
     except DecodeError as error:
-        raise BadFrame(f"not a response: {error}") from None
+        raise BadFrame(f"cannot decode a response: {error}") from None
     if not response.IsInitialized():
-        raise BadFrame("a response whose required fields are missing")
+        raise BadFrame("expected a response with all required fields")
     header = response.header
     txn = header.txn_id
     operation: int = header.operation

@@ -161,7 +161,7 @@ def test_a_request_without_its_part_or_a_required_field_is_a_bad_request(operati
             wire.decode_request(damaged.SerializePartialToString())
         assert (caught.value.txn, caught.value.operation) == (5, operation)
     request.ClearField(part)
-    with pytest.raises(BadRequest, match="without its part"):
+    with pytest.raises(BadRequest, match="lacks its part"):
         wire.decode_request(request.SerializePartialToString())
 
 

@@ -62,12 +62,12 @@ def test_no_flipped_bit_and_no_cut_passes() -> None:
     "text", ["", "x", "nonsense", "AQEAAJg60k4=", " AQEAADBjcwE", "AQEAAFndZy\n", "ключ", "A" * (TOKEN_CHARS_MAX + 1)]
 )
 def test_what_is_no_token_is_refused_with_what_was_expected(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="want a page token as an earlier page gave it"):
+    with pytest.raises(InvalidRequest, match="expected a page token of an earlier page"):
         decode(text)
 
 
 def test_a_version_of_the_future_is_refused_by_number() -> None:
-    with pytest.raises(InvalidRequest, match="want a page token of version 1, got version 2"):
+    with pytest.raises(InvalidRequest, match="expected a page token of version 1, got version 2"):
         decode(sealed(b"\x02\0\0\0"))
 
 
@@ -82,7 +82,7 @@ def test_a_version_of_the_future_is_refused_by_number() -> None:
     ],
 )
 def test_sealed_nonsense_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="want a page token as an earlier page gave it"):
+    with pytest.raises(InvalidRequest, match="expected a page token of an earlier page"):
         decode(sealed(data))
 
 

@@ -96,7 +96,7 @@ def test_version_two_is_refused_in_its_own_words() -> None:
 def test_what_is_no_request_closes_the_connection() -> None:
     for payload in (b"", b"GET / HTTP/1.1", b"\x02\x63\0\0"):
         door = Door()
-        with pytest.raises(ConnectionError, match="want START_TLS"):
+        with pytest.raises(ConnectionError, match="expected START_TLS"):
             door.prelude.hear(payload)
         assert not door.prelude.is_over
 
@@ -107,11 +107,11 @@ def test_a_client_takes_nothing_but_the_answer_to_its_own_question_for_consent()
     assert client.hear(bytes.fromhex(ANSWER)[4:]) == b""
     assert client.is_over
     for answer, reason in (
-        (recorded("bookie.hex")["start TLS"][1], "answered status 404"),
-        (wire.encode_start_tls_response(19)[4:], "want the answer to START_TLS"),
-        (wire.encode_add_response(18, 0, 7, 3)[4:], "want the answer to START_TLS, got one to operation 2"),
+        (recorded("bookie.hex")["start TLS"][1], "refused TLS with status 404"),
+        (wire.encode_start_tls_response(19)[4:], "expected the answer to START_TLS"),
+        (wire.encode_add_response(18, 0, 7, 3)[4:], "expected the answer to START_TLS, got one to operation 2"),
         (wire.encode_status(18, Operation.START_TLS, Status.UNAUTHORIZED)[4:], "answered status 502"),
-        (b"\x15\x03\x03", "want the answer to START_TLS"),
+        (b"\x15\x03\x03", "expected the answer to START_TLS"),
     ):
         client = ClientsPrelude(18)
         with pytest.raises(ConnectionError, match=reason):

@@ -31,7 +31,7 @@ def test_an_operation_is_never_made_twice_however_many_came_after_it(others: int
     if find(ring.operations, "mine"):
         assert once(ring, "mine", "asked", turned) is ring
     else:
-        with pytest.raises(ValueError, match="operation mine was made already"):
+        with pytest.raises(ValueError, match="operation mine was done too many"):
             once(ring, "mine", "asked", turned)
 
 

@@ -205,7 +205,7 @@ def test_moves_that_are_given_up_do_not_count_as_progress() -> None:
 # docs/protocol.md H3
 def test_a_flip_of_a_move_that_nobody_began_is_refused() -> None:
     ring = grown(3, 1)
-    with pytest.raises(ValueError, match="want it copying or cancelling or flipped, is planned"):
+    with pytest.raises(ValueError, match="copying or cancelling or flipped, but it is planned"):
         steps.flip(ring, min(ring.moves))
 
 

@@ -36,7 +36,7 @@ def test_the_znode_says_who_replaces_whom() -> None:
 
 @pytest.mark.parametrize(("newcomer", "leaving"), [(N2, N1), (N4, N4)])
 def test_a_replica_goes_from_a_server_that_has_one_to_one_that_has_none(newcomer: ServerId, leaving: ServerId) -> None:
-    with pytest.raises(ValueError, match="want a replica of n1, n2, n3 to go to another server"):
+    with pytest.raises(ValueError, match="a replica on n1, n2, n3 to move to another server"):
         begin_replacing(ring_of(3), P1, newcomer, leaving)
 
 
@@ -66,6 +66,6 @@ def test_a_retired_partition_is_on_no_server() -> None:
         ring = advance(ring, min(ring.moves))
     assert not ring.partitions[P1].is_on(N1)
     assert P1 not in settle(ring).partitions
-    with pytest.raises(ValueError, match="want one of"):
+    with pytest.raises(ValueError, match="expected one of"):
         begin_replacing(ring, P1, N4, N1)
     assert steps.forget(ring, P1).retired == (P1,)

@@ -98,7 +98,7 @@ def test_operations_that_are_none_are_refused(operations: bytes) -> None:
 
 
 def test_a_ring_of_an_unknown_format_is_refused_by_number() -> None:
-    with pytest.raises(Corrupted, match="want format 1 or 2, got 7"):
+    with pytest.raises(Corrupted, match="expected format 1 or 2, got 7"):
         decode(b'{"format": 7}')
 
 
@@ -153,7 +153,7 @@ def test_replicas_go_to_distinct_zones_first() -> None:
 
 
 def test_more_replicas_than_servers_are_refused() -> None:
-    with pytest.raises(ValueError, match="want 1 to 3 replicas"):
+    with pytest.raises(ValueError, match="expected 1 to 3 replicas"):
         place_replicas(SERVERS, 4, {}, {})
 
 
