@@ -110,7 +110,7 @@ def test_a_client_takes_nothing_but_the_answer_to_its_own_question_for_consent()
         (recorded("bookie.hex")["start TLS"][1], "refused TLS with status 404"),
         (wire.encode_start_tls_response(19)[4:], "expected the answer to START_TLS"),
         (wire.encode_add_response(18, 0, 7, 3)[4:], "expected the answer to START_TLS, got one to operation 2"),
-        (wire.encode_status(18, Operation.START_TLS, Status.UNAUTHORIZED)[4:], "answered status 502"),
+        (wire.encode_status(18, Operation.START_TLS, Status.UNAUTHORIZED)[4:], "refused TLS with status 502"),
         (b"\x15\x03\x03", "expected the answer to START_TLS"),
     ):
         client = ClientsPrelude(18)
