@@ -1,4 +1,4 @@
-"""Decides the time of a leader's next record (docs/protocol.md, P4 and P30)."""
+"""Computes the time of a leader's next record (docs/protocol.md, P4 and P30)."""
 
 from __future__ import annotations
 
