@@ -25,15 +25,15 @@ from kvstore.namespaces import Book
 from kvstore.partition import pinning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import snapshots
-from kvstore.partition.election.absences import Absences
-from kvstore.partition.election.handover import Turns
+from kvstore.partition.election.absences import ReplicaAbsences
+from kvstore.partition.election.handover import HandoverTurns
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.election.tail import Tail
-from kvstore.partition.election.trials import CHECKS, Trials
-from kvstore.partition.election.upkeep import Upkeep, flush
+from kvstore.partition.election.trials import CHECKS, Investigations
+from kvstore.partition.election.upkeep import ReplicaUpkeep, flush
 from kvstore.partition.leading import queries
-from kvstore.partition.leading.answers import Soon, TurnAway
+from kvstore.partition.leading.answers import NextTurnDelivery, Redirect
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.mover import Mover
@@ -44,7 +44,7 @@ from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.move_records import Founded
 from kvstore.partition.state.scope import ELSEWHERE, bound, scope
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, SEQ_AT
 from kvstore.partition.versioning import Versioning
@@ -73,9 +73,9 @@ class Partition:
         engine: Engine,
         replicas: Callable[[], tuple[ServerId, ...]],
         on_leader: Callable[[PartitionId, ServerId | None], None],
-        turns: Turns | None = None,
+        turns: HandoverTurns | None = None,
         rings: Rings | None = None,
-        turn_away: TurnAway | None = None,
+        turn_away: Redirect | None = None,
         known_versions: versions.Versions = versions.FIXED,
         book: Book | None = None,
     ) -> None:
@@ -87,10 +87,10 @@ class Partition:
         server_env, env = env, replace(env, nursery=self._nursery)
         self._server, self._engine, self._peers = server, engine, peers
         self._replicas = replicas
-        turns = turns or Turns()
+        turns = turns or HandoverTurns()
         self._claims = Claims(store, partition, server)
-        self.state = State(partition, engine, config, known_versions.can)
-        self._trials = Trials(env, partition, server, peers, self.state, replicas, self._claims.trusted)
+        self.state = ReplicaState(partition, engine, config, known_versions.can)
+        self._trials = Investigations(env, partition, server, peers, self.state, replicas, self._claims.trusted)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
         self._replica = Replica(
             *(env, config, partition, server, self._claims, logs, peers, self.state, self._tail),
@@ -108,9 +108,11 @@ class Partition:
             means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)
             self.mover = Mover(means)
         self._exports = snapshots.Exports(self.state, env.clock)
-        absences = Absences(store, partition)
-        self._upkeep = Upkeep(env, config, partition, server, self._replica, self._claims, replicas, turns, absences)
-        self._complete_soon, self._is_taken_back = Soon().give, False
+        absences = ReplicaAbsences(store, partition)
+        self._upkeep = ReplicaUpkeep(
+            env, config, partition, server, self._replica, self._claims, replicas, turns, absences
+        )
+        self._complete_soon, self._is_taken_back = NextTurnDelivery().give, False
         self._is_behind_start = True
         """True until the replica has applied what the others had when it started: until then it does not know what was
         there before."""
@@ -378,7 +380,7 @@ class Partition:
         raise failure
 
 
-def _is_ahead_of_ring(rings: Rings | None, state: State) -> bool:
+def _is_ahead_of_ring(rings: Rings | None, state: ReplicaState) -> bool:
     """Return True if the partition owns a range whose move this ring does not know. A caller that uses such a ring
     might be sent to another partition by the next one (docs/protocol.md M16)."""
     return rings is not None and rings.ring.next_move <= state.ownership.newest

@@ -16,10 +16,10 @@ from kvstore.partition.in_time import in_time
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state import pinned_scan
 from kvstore.partition.state.engine import ViewClosed
-from kvstore.partition.state.marks import Mark
-from kvstore.partition.state.pinned_views import Held
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.marks import MarkRecord
+from kvstore.partition.state.pinned_views import PinnedView
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.types import PartitionId, Position
 from kvstore.wal.pins import Pins
 
@@ -34,7 +34,7 @@ GIVEN_BACK_S = 10.0
 METHODS = frozenset((TAKE, RENEW, RELEASE, TELL))
 
 
-class Asked(NamedTuple):
+class PinRequest(NamedTuple):
     """A server's request. The method decides which fields count."""
 
     pin: str = ""
@@ -42,20 +42,20 @@ class Asked(NamedTuple):
     split_bytes: int = 0
 
 
-class Taken(NamedTuple):
+class PinnedState(NamedTuple):
     """A pin has begun: the state at its position."""
 
     position: Position
     seq: int
     time_ms: int
-    spans: tuple[Span, ...]
+    spans: tuple[TokenSpan, ...]
     records: int
     bytes: int
     split_tokens: list[int]
     deadline_ms: int
 
 
-class Told(NamedTuple):
+class HeldPin(NamedTuple):
     """A view that a replica keeps."""
 
     pin: str
@@ -63,10 +63,10 @@ class Told(NamedTuple):
     deadline_ms: int
 
 
-asked_of = msgspec.msgpack.Decoder(Asked).decode
-taken_of = msgspec.msgpack.Decoder(Taken).decode
+request_of = msgspec.msgpack.Decoder(PinRequest).decode
+pinned_state_of = msgspec.msgpack.Decoder(PinnedState).decode
 deadline_of = msgspec.msgpack.Decoder(int).decode
-told_of = msgspec.msgpack.Decoder(list[Told]).decode
+held_pins_of = msgspec.msgpack.Decoder(list[HeldPin]).decode
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -77,7 +77,7 @@ class Pinning:
         self,
         env: Env,
         partition: PartitionId,
-        state: State,
+        state: ReplicaState,
         leading: Callable[[], Leader | None],
         pins: Pins,
     ) -> None:
@@ -128,7 +128,7 @@ class Pinning:
 
     async def _answer(self, method: str, body: bytes) -> bytes:
         try:
-            asked = asked_of(body)
+            asked = request_of(body)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"expected a request about pins, got {body[:64].hex()}: {error}") from error
         if method == TAKE:
@@ -138,10 +138,10 @@ class Pinning:
         if method == RELEASE:
             return encode(await self._release(asked))
         if method == TELL:
-            return encode([Told(held.pin, held.position, held.deadline_ms) for held in self.held()])
+            return encode([HeldPin(held.pin, held.position, held.deadline_ms) for held in self.held()])
         raise InvalidRequest(f"expected one of {', '.join(sorted(METHODS))}, got {method!r}")
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[PinnedView]:
         """Return the views that have not reached their deadline."""
         self._state.held.expire(self._env.clock.passed_ms())
         return self._state.held.all
@@ -172,18 +172,18 @@ class Pinning:
         """Return the deadline by the later of both clocks, because replicas compare it with either."""
         return max(self._env.clock.date_ms(), self._state.record_time_ms) + ttl_ms
 
-    async def _take(self, asked: Asked) -> Taken:
+    async def _take(self, asked: PinRequest) -> PinnedState:
         self._lead()
         self._state.held.expire(self._env.clock.passed_ms())
         self._state.held.check_room(asked.pin)
         deadline_ms = self._deadline(asked.ttl_ms)
         await self._hold_log(asked.pin, deadline_ms)
-        position = await self._lead().append_record(Mark(asked.pin, deadline_ms, takes=True))
+        position = await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, takes=True))
         self.taken += 1
         held = self._state.held.taken(asked.pin, position)
         size, split_tokens = pinned_scan.sizes(held, await self._samples(held), asked.split_bytes)
         log.info("partition=%s pin=%s at %s until %d", self._partition, asked.pin, position, deadline_ms)
-        return Taken(
+        return PinnedState(
             position,
             held.seq,
             held.time_ms,
@@ -194,7 +194,7 @@ class Pinning:
             deadline_ms,
         )
 
-    async def _samples(self, held: Held) -> list[pinned_scan.Sample]:
+    async def _samples(self, held: PinnedView) -> list[pinned_scan.Sample]:
         """Sample the view, yielding to the event loop between samples because each may read a large value."""
         found = []
         try:
@@ -215,17 +215,17 @@ class Pinning:
         except LedgerError as error:
             raise Unavailable(f"partition {self._partition}: {error}") from error
 
-    async def _renew(self, asked: Asked) -> int:
+    async def _renew(self, asked: PinRequest) -> int:
         self._lead()
         deadline_ms = self._deadline(asked.ttl_ms)
         if not await self._pins.extend(self._partition, asked.pin, deadline_ms):
             raise NoSuchPin(f"partition {self._partition}: there is no pin {asked.pin!r}")
-        await self._lead().append_record(Mark(asked.pin, deadline_ms, takes=False))
+        await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, takes=False))
         return deadline_ms
 
-    async def _release(self, asked: Asked) -> bool:
+    async def _release(self, asked: PinRequest) -> bool:
         self._lead()
         await self._pins.release(self._partition, asked.pin)
-        await self._lead().append_record(Mark(asked.pin, 0, takes=False))
+        await self._lead().append_record(MarkRecord(asked.pin, 0, takes=False))
         log.info("partition=%s pin=%s released", self._partition, asked.pin)
         return True

@@ -13,7 +13,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import StoreError
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.move_records import LogVersion
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Versioning:
         self,
         env: Env,
         partition: PartitionId,
-        state: State,
+        state: ReplicaState,
         leading: Callable[[], Leader | None],
         known: versions.Versions,
     ) -> None:

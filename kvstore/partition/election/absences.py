@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvstore.errors import Corrupted, NodeExists, NoSuchNode, VersionConflict
 from kvstore.meta import codec, paths
 from kvstore.meta.store import MetadataStore
-from kvstore.partition.election.retention import Away, Retention
+from kvstore.partition.election.retention import Away, LogRetention
 from kvstore.types import PartitionId, Seq, ServerId
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class AwayDocument:
     away_s: dict[str, float] = field(default_factory=dict)
 
 
-class Absences:
+class ReplicaAbsences:
     """One leader's count of absences, which continues the former leader's. Calls raise MetadataError."""
 
     def __init__(self, store: MetadataStore, partition: PartitionId) -> None:
@@ -38,7 +38,7 @@ class Absences:
         self._version = -1
         """Version of the saved document; -1 if there is none."""
 
-    async def load(self) -> Retention:
+    async def load(self) -> LogRetention:
         """Load the absences that former leaders have counted. An unreadable document counts as none, which keeps the
         log for longer."""
         self._saved, self._version = {}, -1
@@ -54,7 +54,7 @@ class Absences:
                     ServerId(server): Away(Seq(document.durable.get(server, 0)), away_s)
                     for server, away_s in document.away_s.items()
                 }
-        return Retention(self._saved)
+        return LogRetention(self._saved)
 
     async def save(self, away: Mapping[ServerId, Away]) -> None:
         """Write the absences if a replica has returned, or if SAVE_S has been added. Raises VersionConflict if another

@@ -7,7 +7,7 @@ import asyncio
 from contextlib import suppress
 
 from kvstore.env import Env
-from kvstore.partition.election.peer_replicas import PeerReplicas, Survey
+from kvstore.partition.election.peer_replicas import CandidateSurvey, PeerReplicas
 from kvstore.partition.election.ranking import Incumbent
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.state.engine import Engine, wait_caught_up
@@ -16,7 +16,7 @@ NOT_REACHED = "most other replicas cannot reach this server at the address that 
 ENGINE_S = 1.0
 """Seconds to wait for an engine that is behind its disk. A flush under load keeps it behind for less."""
 WEDGED = f"its engine has taken no writes for {ENGINE_S:.0f} s, although its disk can be written to"
-NOBODY_ASKED = Survey(Incumbent.GONE, is_reached=True)
+NOBODY_ASKED = CandidateSurvey(Incumbent.GONE, is_reached=True)
 
 
 class CandidateFitness:

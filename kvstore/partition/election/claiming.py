@@ -12,7 +12,7 @@ from kvstore.partition.election import role_events
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import RANK_DELAY_S, LeaderRecord
 from kvstore.partition.election.role_events import Command, Event
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import ServerId
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Claiming:
     def __init__(
         self,
         claims: Claims,
-        state: State,
+        state: ReplicaState,
         server: ServerId,
         nonce: str,
         *,

@@ -48,7 +48,7 @@ carries a limited number of calls."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ReachReport:
     """One replica's answer to SEES."""
 
     unheard_s: float | None
@@ -61,16 +61,16 @@ class Sight:
         return orjson.dumps([self.unheard_s, self.reaches_me])
 
     @staticmethod
-    def decode(body: bytes) -> Sight:
+    def decode(body: bytes) -> ReachReport:
         """Decode an answer. Raises InvalidRequest."""
         try:
             unheard_s, reaches_me = orjson.loads(body)
-            return Sight(None if unheard_s is None else float(unheard_s), bool(reaches_me))
+            return ReachReport(None if unheard_s is None else float(unheard_s), bool(reaches_me))
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"expected [seconds or null, bool] as an answer to {SEES}, got {body!r}") from error
 
 
-def may_depose(replicas: int, sights: Mapping[ServerId, Sight]) -> bool:
+def may_depose(replicas: int, sights: Mapping[ServerId, ReachReport]) -> bool:
     """Return True if a replica that has received nothing from the leader for UNHEARD_S may replace it. `replicas` is
     the number of all replicas, including the leader and the asking one; `sights` are the others' answers.
 
@@ -83,7 +83,9 @@ def may_depose(replicas: int, sights: Mapping[ServerId, Sight]) -> bool:
     return unheard >= majority and reaching >= majority
 
 
-def is_gone(others: Collection[ServerId], sights: Mapping[ServerId, Sight], registered: Collection[ServerId]) -> bool:
+def is_gone(
+    others: Collection[ServerId], sights: Mapping[ServerId, ReachReport], registered: Collection[ServerId]
+) -> bool:
     """Return True if a replica whose connections the leader's address refuses may replace the leader. `others` are all
     replicas but the leader and this one; `registered` are the servers whose replicas have a session.
 
@@ -144,7 +146,7 @@ class LeaderWatch:
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"expected [leader, bool] in {SEES}, got {body!r}") from error
         reaches = await self._reaches(asker) if must_reach_back else (self._peers.unheard_s(asker) or 0.0) < CONFIRM_S
-        return Sight(self._unheard_s(ServerId(leader)), reaches).encode()
+        return ReachReport(self._unheard_s(ServerId(leader)), reaches).encode()
 
     async def _hold(self, server: ServerId) -> tuple[bytes | StoreError, float]:
         """Send the held request. Return the answer or the error, and the seconds of the wait for which this process was
@@ -201,7 +203,7 @@ class LeaderWatch:
         sights = self._env.nursery.spawn(self._sights(leader, must_reach_back=not is_refused), name="ask about leader")
         term = await self._claims.term()  # before the record: a claim that comes between the two voids this attempt
         record = await self._claims.leader()
-        found: dict[ServerId, Sight] = await sights
+        found: dict[ServerId, ReachReport] = await sights
         if record is None or record.server != leader:
             return
         others = [server for server in self._peer_replicas.servers if server != leader]
@@ -215,7 +217,7 @@ class LeaderWatch:
             is_confirmed = any(sight.unheard_s is not None for sight in found.values())
             self._feed(LeaderLost(record, term, is_confirmed))
 
-    async def _sights(self, leader: ServerId, *, must_reach_back: bool) -> dict[ServerId, Sight]:
+    async def _sights(self, leader: ServerId, *, must_reach_back: bool) -> dict[ServerId, ReachReport]:
         """Ask all others at once; those that do not answer are left out."""
         body = orjson.dumps([leader, must_reach_back])
         others = [server for server in self._peer_replicas.servers if server != leader]
@@ -224,10 +226,10 @@ class LeaderWatch:
         answers = {server: await answer for server, answer in asked.items()}
         return {server: sight for server, sight in answers.items() if sight is not None}
 
-    async def _sight(self, server: ServerId, body: bytes) -> Sight | None:
+    async def _sight(self, server: ServerId, body: bytes) -> ReachReport | None:
         for _ in range(CROWDED_TRIES):
             try:
-                return Sight.decode(await self._peers.call(server, self._partition, SEES, body, ASK_S))
+                return ReachReport.decode(await self._peers.call(server, self._partition, SEES, body, ASK_S))
             except Overloaded:
                 await asyncio.sleep(CROWDED_S)
             except StoreError:

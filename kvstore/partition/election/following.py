@@ -11,9 +11,9 @@ from kvstore.env import Env, Task
 from kvstore.env.events import end_task
 from kvstore.errors import Corrupted, StoreError, WrittenByNewer
 from kvstore.partition.election import role_events
-from kvstore.partition.election.role_machine import Role, RoleMachine
+from kvstore.partition.election.role_machine import ReplicaRole, RoleMachine
 from kvstore.partition.election.tail import Tail
-from kvstore.partition.election.trials import Trials
+from kvstore.partition.election.trials import Investigations
 from kvstore.types import ServerId
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ LOOK_S = 10.0
 """Seconds between two checks for a leader by a replica that has failed, besides reported changes."""
 
 
-class Following:
+class LogFollower:
     """Follows the log for one replica, whose role machine says whether it may lead. `feed` notifies the role machine;
     `role_change(timeout_s)` returns when the role or the leader has changed."""
 
@@ -31,7 +31,7 @@ class Following:
         env: Env,
         tail: Tail,
         machine: RoleMachine,
-        trials: Trials,
+        trials: Investigations,
         *,
         feed: Callable[[role_events.Event], None],
         role_change: Callable[[float], Awaitable[None]],
@@ -56,7 +56,7 @@ class Following:
 
     def start(self) -> None:
         """Follow the log, unless the replica has failed or stopped."""
-        if self._task is None and self.failure is None and self._machine.role is not Role.STOPPED:
+        if self._task is None and self.failure is None and self._machine.role is not ReplicaRole.STOPPED:
             self._task = self._env.nursery.spawn(self._run(), name=f"{self._name} tail")
 
     async def stop(self) -> None:

@@ -89,7 +89,7 @@ class Take:
             raise InvalidRequest(f"expected [record, term], got {body!r}") from error
 
 
-class Steady:
+class PreferredStability:
     """Tracks whether the preferred replica has been up and close behind for long enough, as one and the same process.
 
     The required time doubles with each handover, so that a replica which cannot keep the lead does not get it again and
@@ -129,7 +129,7 @@ class Steady:
             self.reset()
 
 
-class Turns:
+class HandoverTurns:
     """One server's turns to take part in handovers, shared by all its partitions."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ AGREEING_MIN = 2
 """A replica needs another one that agrees: of two replicas that differ either may be damaged."""
 
 
-class Verdict(Enum):
+class StateVerdict(Enum):
     RIGHT = auto()
     """A majority agrees with this replica, or all replicas agree: then nothing differs any more, whichever copies they
     are."""
@@ -54,27 +54,27 @@ def judge(
     checks: Mapping[ServerId, Checks],
     trusted: Trusted | None = None,
     origins: Origins = NO_ORIGINS,
-) -> Verdict:
+) -> StateVerdict:
     """Judge `me` by the checks that each replica has reported from `since` on, where the first difference was seen. A
     replica that reported nothing may agree with either side. Replicas whose states come through one replica, by
     `origins`, count once."""
     mine = checks[me]
     if trusted is not None and trusted.seq >= since and trusted.seq in mine:
-        return Verdict.RIGHT if mine[trusted.seq] == trusted.crc else Verdict.OUTVOTED
+        return StateVerdict.RIGHT if mine[trusted.seq] == trusted.crc else StateVerdict.OUTVOTED
     needed = _majority(replicas)
     for seq in sorted((each for each in mine if each >= since), reverse=True):
         votes = {server: checks[server][seq] for server in replicas if seq in checks.get(server, {})}
         known = NO_ORIGINS if _agreed_before(seq, replicas, checks) else origins
         for crc in sorted(set(votes.values())):
-            if _witnesses([server for server in votes if votes[server] == crc], known) >= needed:
-                return Verdict.RIGHT if mine[seq] == crc else Verdict.OUTVOTED
+            if _count_independent([server for server in votes if votes[server] == crc], known) >= needed:
+                return StateVerdict.RIGHT if mine[seq] == crc else StateVerdict.OUTVOTED
         if len(votes) == len(replicas):
             are_one = len(replicas) >= AGREEING_MIN and len(set(votes.values())) == 1
-            return Verdict.RIGHT if are_one else Verdict.SPLIT
-    return Verdict.OPEN
+            return StateVerdict.RIGHT if are_one else StateVerdict.SPLIT
+    return StateVerdict.OPEN
 
 
-def is_borne_out(
+def is_copy_confirmed(
     me: ServerId,
     replicas: Sequence[ServerId],
     checks: Mapping[ServerId, Checks],
@@ -85,12 +85,12 @@ def is_borne_out(
     later than its copy."""
     for seq, crc in checks[me].items():
         said = {server: checks[server][seq] for server in replicas if seq in checks.get(server, {})}
-        if set(said.values()) == {crc} and _witnesses(said, origins) >= _majority(replicas):
+        if set(said.values()) == {crc} and _count_independent(said, origins) >= _majority(replicas):
             return True
     return False
 
 
-def _witnesses(servers: Iterable[ServerId], origins: Origins) -> int:
+def _count_independent(servers: Iterable[ServerId], origins: Origins) -> int:
     """Count the servers, with those that may have a state of one another counted once. A donor that was confirmed after
     it was copied is still among the origins of its copy, so the two count once."""
     groups: list[frozenset[ServerId]] = []
@@ -113,7 +113,7 @@ def _agreed_before(seq: Seq, replicas: Sequence[ServerId], checks: Mapping[Serve
     return any(before < seq and all(each.get(before) == crc for each in known) for before, crc in known[0].items())
 
 
-class Trial:
+class Investigation:
     """The investigation of one replica, as long as it is in doubt. If `is_barred`, the replica must neither lead nor
     answer."""
 
@@ -121,14 +121,14 @@ class Trial:
         self.is_barred = False
         self.since = Seq(0)
         """Sequence of the first difference seen; 0 if nothing is in doubt."""
-        self._heard_at = 0.0
+        self._doubted_at = 0.0
 
     def doubt(self, since: Seq, now: float) -> None:
         """Note that this replica's state differs from its log's check at `since`."""
         self._note(since, now)
         self.is_barred = True
 
-    def hear(self, since: Seq, now: float) -> None:
+    def note_report(self, since: Seq, now: float) -> None:
         """Note that another replica differs from its log's check at `since`."""
         self._note(since, now)
 
@@ -138,15 +138,15 @@ class Trial:
             self._note(since, now)
             self.is_barred |= is_barred
 
-    def decide(self, verdict: Verdict, now: float, *, differs: bool, has_met: bool) -> None:
+    def decide(self, verdict: StateVerdict, now: float, *, differs: bool, has_met: bool) -> None:
         """Apply a verdict. `differs` is True if this replica differs from its log's check. `has_met` is True if this
         replica has applied the log's check of the difference, or a later one."""
-        if verdict is Verdict.RIGHT:
+        if verdict is StateVerdict.RIGHT:
             self.is_barred, self.since = False, Seq(0)
-        elif verdict is Verdict.OPEN and not differs:
+        elif verdict is StateVerdict.OPEN and not differs:
             # A replica that has not reached the log's check of the difference reaches it before it serves. If all
             # replicas that can read the log to its end were barred for it, no replica would ever reach it.
-            self.is_barred = has_met and (self.is_barred or now >= self._heard_at + PATIENCE_S)
+            self.is_barred = has_met and (self.is_barred or now >= self._doubted_at + PATIENCE_S)
         else:
             self.is_barred = True
 
@@ -160,5 +160,5 @@ class Trial:
 
     def _note(self, since: Seq, now: float) -> None:
         if not self.since:
-            self._heard_at = now
+            self._doubted_at = now
         self.since = min(self.since or since, since)

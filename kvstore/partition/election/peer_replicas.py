@@ -34,7 +34,7 @@ UNREACHED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class CandidateSurvey:
     """The other replicas' answers to a candidate."""
 
     incumbent: Incumbent
@@ -66,14 +66,14 @@ def decode_position(data: bytes) -> Position | None:
 
 
 # docs/protocol.md G26
-def hear_further(log: LeaderLog | None, body: bytes) -> bytes:
+def answer_further(log: LeaderLog | None, body: bytes) -> bytes:
     """Answer a replica that is further than its list. `log` is the log that is led here. Raises InvalidRequest."""
     position = decode_position(body)
     is_older = position is not None and log is not None and log.hear_applied(position)
     return b"1" if is_older else b"0"
 
 
-class _Heard(Enum):
+class _PeerAnswer(Enum):
     """The answer of a replica to the question whether it serves."""
 
     SERVES = auto()
@@ -104,21 +104,21 @@ class PeerReplicas:
         return [server for server in self._replicas() if server != self._server]
 
     # docs/protocol.md P25
-    async def survey(self) -> Survey:
+    async def survey(self) -> CandidateSurvey:
         """Ask all others whether they serve, and whether they reach this replica. Never fails."""
         asked = {server: self._env.nursery.spawn(self._ask(server), name="ask serving") for server in self.servers}
         found = {server: await answer for server, answer in asked.items()}
         unreached = sum(is_unreached for _, is_unreached in found.values())
-        answered = sum(heard in (_Heard.SERVES, _Heard.SERVES_NOT) for heard, _ in found.values())
+        answered = sum(said in (_PeerAnswer.SERVES, _PeerAnswer.SERVES_NOT) for said, _ in found.values())
         is_reached = 2 * unreached <= answered
-        return Survey(self._incumbent({server: heard for server, (heard, _) in found.items()}), is_reached)
+        return CandidateSurvey(self._incumbent({server: said for server, (said, _) in found.items()}), is_reached)
 
-    def _incumbent(self, found: dict[ServerId, _Heard]) -> Incumbent:
+    def _incumbent(self, found: dict[ServerId, _PeerAnswer]) -> Incumbent:
         """Return whether one of them still serves, or may serve."""
-        if _Heard.SERVES in found.values():
+        if _PeerAnswer.SERVES in found.values():
             return Incumbent.SERVES
-        is_gone = self.last_leader is not None and found.get(self.last_leader) is _Heard.REFUSED
-        if _Heard.SILENT in found.values() and not is_gone:
+        is_gone = self.last_leader is not None and found.get(self.last_leader) is _PeerAnswer.REFUSED
+        if _PeerAnswer.SILENT in found.values() and not is_gone:
             return Incumbent.SILENT  # the last known leader, or one that followed it unnoticed
         return Incumbent.GONE
 
@@ -143,12 +143,12 @@ class PeerReplicas:
             return None
 
     # docs/protocol.md G26
-    def tell_further(self, leader: ServerId | None, position: Position) -> None:
+    def report_further(self, leader: ServerId | None, position: Position) -> None:
         """Report to the leader, in the background, that its list does not explain what was applied here."""
         if leader is not None and leader != self._server:
-            self._env.nursery.spawn(self._tell_further(leader, position), name=f"{self._partition} tell further")
+            self._env.nursery.spawn(self._report_further(leader, position), name=f"{self._partition} tell further")
 
-    async def _tell_further(self, leader: ServerId, position: Position) -> None:
+    async def _report_further(self, leader: ServerId, position: Position) -> None:
         with suppress(StoreError):
             await self._peers.call(leader, self._partition, FURTHER, encode_position(position), FURTHER_S)
 
@@ -158,13 +158,13 @@ class PeerReplicas:
     async def take(self, successor: ServerId, what: Take) -> None:
         await self._peers.call(successor, self._partition, TAKE, what.encode(), TAKE_S)
 
-    async def _ask(self, server: ServerId) -> tuple[_Heard, bool]:
+    async def _ask(self, server: ServerId) -> tuple[_PeerAnswer, bool]:
         """Return the replica's answer, and True if it does not reach this replica."""
         try:
             answer = await self._peers.call(server, self._partition, SERVING, b"", RANK_DELAY_S)
         except PeerRefused:
-            return _Heard.REFUSED, False
+            return _PeerAnswer.REFUSED, False
         except StoreError:
-            return _Heard.SILENT, False
-        heard = _Heard.SERVES if answer[:1] == b"1" else _Heard.SERVES_NOT
-        return heard, answer[1:].startswith(UNREACHED)
+            return _PeerAnswer.SILENT, False
+        said = _PeerAnswer.SERVES if answer[:1] == b"1" else _PeerAnswer.SERVES_NOT
+        return said, answer[1:].startswith(UNREACHED)

@@ -9,8 +9,8 @@ from kvstore.env.beat import Beat
 from kvstore.errors import MetadataError
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import Published, rank_of
-from kvstore.partition.election.trials import Trials
-from kvstore.partition.state.state import State
+from kvstore.partition.election.trials import Investigations
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import ServerId
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,8 @@ class Publishing:
         self,
         beat: Beat,
         claims: Claims,
-        state: State,
-        trials: Trials,
+        state: ReplicaState,
+        trials: Investigations,
         server: ServerId,
         nonce: str,
         is_stopped: Callable[[], bool] = lambda: False,

@@ -25,19 +25,19 @@ from kvstore.partition.election.candidate_fitness import CandidateFitness
 from kvstore.partition.election.claiming import Claiming
 from kvstore.partition.election.date_fitness import DateFitness
 from kvstore.partition.election.deposing import LeaderWatch
-from kvstore.partition.election.following import Following
-from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
+from kvstore.partition.election.following import LogFollower
+from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, HandoverTurns, Prepare, Take
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.peer_replicas import HOLD_S, PeerReplicas
 from kvstore.partition.election.publishing import Publishing
 from kvstore.partition.election.ranking import furthest
 from kvstore.partition.election.role_events import Command, Event
-from kvstore.partition.election.role_machine import Role, RoleMachine
+from kvstore.partition.election.role_machine import ReplicaRole, RoleMachine
 from kvstore.partition.election.tail import Tail
-from kvstore.partition.election.trials import Trials
+from kvstore.partition.election.trials import Investigations
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.ports import Peers
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.ports import LeaderLog, Logs
 
@@ -68,13 +68,13 @@ class Replica:
         claims: Claims,
         logs: Logs,
         peers: Peers,
-        state: State,
+        state: ReplicaState,
         tail: Tail,
         replicas: Callable[[], tuple[ServerId, ...]],
         on_leader: Callable[[ServerId | None], None],
-        turns: Turns,
+        turns: HandoverTurns,
         begin: Callable[[Leader], Awaitable[None]],
-        trials: Trials,
+        trials: Investigations,
     ) -> None:
         self.leader: Leader | None = None
         self.state, self.tail = state, tail
@@ -90,14 +90,14 @@ class Replica:
         self._trials = trials
         self._reread = asyncio.Event()
         feed = self._feed
-        self.following = Following(
+        self.following = LogFollower(
             env, tail, self._owner, trials, feed=feed, role_change=self.role_change, server=server, name=partition
         )
         self.claiming = Claiming(
             *(claims, state, server, self._nonce),
             feed=feed,
             reread=self._reread,
-            is_stopped=lambda: self.role is Role.STOPPED,
+            is_stopped=lambda: self.role is ReplicaRole.STOPPED,
         )
         self._publishing = Publishing(env.beat, claims, state, trials, server, self._nonce, self.following.has_failed)
         self._fitness = DateFitness(
@@ -115,7 +115,7 @@ class Replica:
         (docs/protocol.md, G22)."""
 
     @property
-    def role(self) -> Role:
+    def role(self) -> ReplicaRole:
         return self._owner.role
 
     @property
@@ -134,7 +134,7 @@ class Replica:
     def start(self) -> None:
         """Start to tail the log, to watch the leader's znode, and to run for election when there is no leader."""
         spawn = self._env.nursery.spawn
-        self.tail.on_lost = lambda position: self._peer_replicas.tell_further(self._owner.leader, position)
+        self.tail.on_lost = lambda position: self._peer_replicas.report_further(self._owner.leader, position)
         self._fitness.look()
         self.following.start()
         self._claims.start(self._env.nursery)
@@ -152,7 +152,7 @@ class Replica:
         if hand_over:
             await self._let_go()
         leader = self.leader
-        self._feed(role_events.Stop())
+        self._feed(role_events.StopReplica())
         if self._log is not None:
             self._log.close_for_good()
         if leader is not None:
@@ -188,7 +188,7 @@ class Replica:
             except StoreError:
                 if not self.serves:
                     self._drop_lead()
-                    self._feed(role_events.Ended())
+                    self._feed(role_events.LeadEnded())
                 raise
             self._drop_lead()
             self._feed(role_events.Yielded(successor))
@@ -233,7 +233,7 @@ class Replica:
             case peer_replicas.APPLIED:
                 return peer_replicas.encode_position(self.state.position)
             case peer_replicas.FURTHER:
-                return peer_replicas.hear_further(self._log, body)
+                return peer_replicas.answer_further(self._log, body)
             case _:
                 raise InvalidRequest(f"expected a method of replicas, got {method!r}")
         return b"1" if self.serves else b"0"
@@ -241,7 +241,7 @@ class Replica:
     async def _prepare(self, asked: Prepare) -> bytes:
         """Get ready to lead soon. Raises Unavailable if this replica is not the right one, or the time is not right."""
         is_fit = not self._owner.is_barred and self._fitness.look()
-        if self.role is not Role.FOLLOWING or not is_fit or asked.nonce != self._nonce:
+        if self.role is not ReplicaRole.FOLLOWING or not is_fit or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
         if why := await self._candidate_fitness.why_refuse(is_planned=asked.is_planned):
             raise Unavailable(f"partition {self._partition}: {self.server} is not fit to lead: {why}")
@@ -259,7 +259,7 @@ class Replica:
         """Take the lead; answer once this replica serves. Raises Unavailable if it does not serve in time."""
         self._feed(role_events.Offered(offer.record, offer.term))
         until = self._env.clock.now() + TAKE_S
-        while self.role in (Role.CLAIMING, Role.OPENING) and self._env.clock.now() < until:
+        while self.role in (ReplicaRole.CLAIMING, ReplicaRole.OPENING) and self._env.clock.now() < until:
             await self.role_change(TAKE_S)
         if not self.serves:
             raise Unavailable(f"partition {self._partition}: {self.server} has not taken the lead: {self.role.name}")
@@ -285,17 +285,17 @@ class Replica:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case role_events.ReadLeader():
+            case role_events.ReadLeaderZnode():
                 self._reread.set()
             case role_events.WakeAt(at):
                 self._wake_at(at)
-            case role_events.Follow(server):
+            case role_events.FollowLeader(server):
                 self._peer_replicas.last_leader = server or self._peer_replicas.last_leader
                 self._fitness.note_leader()
                 self.lead_failure = "" if server is not None else self.lead_failure
                 self._on_leader(server)
                 self._tell_role_change()
-            case role_events.OpenLog():
+            case role_events.OpenAsLeader():
                 self.elections += 1
                 self._opening = self._env.nursery.spawn(self._open(), name=f"{self._partition} open")
             case role_events.AbandonOpening():
@@ -389,9 +389,9 @@ class Replica:
     def _ended(self, reason: StoreError) -> None:
         log.info("partition=%s lost the lead: %r", self._partition, reason)
         is_broken = self.leader is not None and self.leader.is_broken
-        if self.role is Role.SERVING:
+        if self.role is ReplicaRole.SERVING:
             self._drop_lead()
-        self._feed(role_events.Ended(has_failed=is_broken or isinstance(reason, NotEnoughBookies)))
+        self._feed(role_events.LeadEnded(has_failed=is_broken or isinstance(reason, NotEnoughBookies)))
 
     def _drop_lead(self) -> None:
         if self._log is not None:

@@ -30,7 +30,7 @@ class Away:
     """Seconds for which leaders have seen it away; a lower bound."""
 
 
-class Retention:
+class LogRetention:
     """Remembers what each replica has synced, including those that are away."""
 
     def __init__(self, away: Mapping[ServerId, Away]) -> None:

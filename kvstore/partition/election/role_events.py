@@ -60,7 +60,7 @@ class OpenFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class LeadEnded:
     """This leadership is over: fenced, or failed."""
 
     has_failed: bool = False
@@ -107,7 +107,7 @@ class Barred:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopReplica:
     pass
 
 
@@ -119,14 +119,14 @@ Event = (
     | NotClaimed
     | Opened
     | OpenFailed
-    | Ended
+    | LeadEnded
     | Yielded
     | NotTaken
     | Offered
     | Dated
     | Tick
     | Barred
-    | Stop
+    | StopReplica
 )
 
 # ── what to do about it ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,7 +174,7 @@ class GiveBack:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLog:
+class OpenAsLeader:
     """Take the log over; report Opened or OpenFailed."""
 
 
@@ -194,12 +194,12 @@ class Prove:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLeader:
+class ReadLeaderZnode:
     """Read the leader znode again; report LeaderRead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class FollowLeader:
     """Send clients to this server."""
 
     server: ServerId | None
@@ -212,10 +212,10 @@ Command = (
     | Succeed
     | RemoveStale
     | GiveBack
-    | OpenLog
+    | OpenAsLeader
     | AbandonOpening
     | EndLead
     | Prove
-    | ReadLeader
-    | Follow
+    | ReadLeaderZnode
+    | FollowLeader
 )

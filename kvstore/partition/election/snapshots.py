@@ -17,8 +17,8 @@ from kvstore.errors import Corrupted, InvalidRequest, Overloaded, Unavailable
 from kvstore.partition.election.ranking import Published
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.engine import ViewClosed, wait_caught_up
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Export, Import
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ NEXT = "export-next"
 class Exports:
     """Serves this replica's state to other replicas."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: ReplicaState, clock: Clock) -> None:
         self._state, self._clock = state, clock
-        self._open: dict[str, tuple[Export, float]] = {}
+        self._open: dict[str, tuple[StateExport, float]] = {}
         self._count = 0
         self._look: asyncio.TimerHandle | None = None
         self.served = 0
@@ -51,7 +51,7 @@ class Exports:
             raise Overloaded(f"expected at most {EXPORTS_MAX} exports at once; retry later")
         self._count += 1
         number = str(self._count)
-        self._open[number] = (Export(self._state), self._clock.now())
+        self._open[number] = (StateExport(self._state), self._clock.now())
         if self._look is None:
             self._look_later()
         return orjson.dumps({"export": number, "seq": self._state.seq, "origins": sorted(self._state.origins)})
@@ -120,7 +120,7 @@ def best_sources(
     return sorted(up, key=lambda each: (published[each].is_stopped, each == leader, -published[each].seq, each))
 
 
-async def install(peers: Peers, partition: PartitionId, source: ServerId, state: State) -> None:
+async def install(peers: Peers, partition: PartitionId, source: ServerId, state: ReplicaState) -> None:
     """Replace `state` by that of the replica on `source`, which must not be behind it. Raises StoreError; the state is
     then empty or as it was."""
     begun = orjson.loads(await peers.call(source, partition, BEGIN, b"", CALL_S))
@@ -131,7 +131,7 @@ async def install(peers: Peers, partition: PartitionId, source: ServerId, state:
         )
     number = str(begun["export"]).encode()
     origins = frozenset(map(ServerId, begun.get("origins", ()))) | {source}
-    incoming = Import(state, origins)
+    incoming = StateImport(state, origins)
     while chunk := await peers.call(source, partition, NEXT, number, CALL_S):
         last = incoming.add(chunk)
         await asyncio.sleep(0)

@@ -20,7 +20,7 @@ from kvstore.errors import (
 )
 from kvstore.os_errors import is_passing
 from kvstore.partition.state.engine import wait_caught_up, wait_resumable
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, LogReader, Logs
@@ -41,7 +41,7 @@ class Tail:
     """Reads the log from where the state stands, for as long as `run` runs."""
 
     def __init__(
-        self, partition: PartitionId, state: State, logs: Logs, install_snapshot: Callable[[], Awaitable[None]]
+        self, partition: PartitionId, state: ReplicaState, logs: Logs, install_snapshot: Callable[[], Awaitable[None]]
     ) -> None:
         self._partition, self._state, self._logs = partition, state, logs
         self._install_snapshot = install_snapshot

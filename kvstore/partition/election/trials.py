@@ -12,20 +12,28 @@ import orjson
 from kvstore.env import Env
 from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, MetadataError, StoreError
-from kvstore.partition.election.jury import Checks, Origins, Trial, Trusted, Verdict, is_borne_out, judge
+from kvstore.partition.election.jury import (
+    Checks,
+    Investigation,
+    Origins,
+    StateVerdict,
+    Trusted,
+    is_copy_confirmed,
+    judge,
+)
 from kvstore.partition.ports import Peers
-from kvstore.partition.state.rows import NOTHING_HEARD, Heard
-from kvstore.partition.state.state import State
+from kvstore.partition.state.rows import NOTHING_REPORTED, ReportedDifference
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Seq, ServerId
 
 log = logging.getLogger(__name__)
 
 CHECKS = "checks"
 _MEANING = {
-    Verdict.RIGHT: "a majority has the same",
-    Verdict.OUTVOTED: "a majority has the other state, this copy is replaced",
-    Verdict.SPLIT: "there is no majority; declare one right with `kvstore partition trust`",
-    Verdict.OPEN: "too few replicas are up to tell which is right; declare one right with `kvstore partition trust`",
+    StateVerdict.RIGHT: "a majority has the same",
+    StateVerdict.OUTVOTED: "a majority has the other state, this copy is replaced",
+    StateVerdict.SPLIT: "there is no majority; declare one right with `kvstore partition trust`",
+    StateVerdict.OPEN: "too few replicas are up to tell; declare one right with `kvstore partition trust`",
 }
 ASK_S = 2.0
 LOOK_S = 1.0
@@ -34,7 +42,7 @@ LOOK_AGAIN_S = 5.0
 while nothing is in doubt, because a doubt is reported at once."""
 
 
-class Trials:
+class Investigations:
     """Runs the investigations of one replica. `on_barred` is called when the replica must not lead any more, or may
     again; `on_outvoted` when its copy is damaged and must be replaced."""
 
@@ -44,25 +52,25 @@ class Trials:
         partition: PartitionId,
         server: ServerId,
         peers: Peers,
-        state: State,
+        state: ReplicaState,
         replicas: Callable[[], tuple[ServerId, ...]],
         trusted: Callable[[], Awaitable[Trusted | None]],
     ) -> None:
-        self.trial = Trial()
+        self.trial = Investigation()
         self.held = 0
         self.on_barred: Callable[[bool], None] = lambda _: None
         self.on_outvoted: Callable[[], None] = lambda: None
         self._env, self._partition, self._server, self._peers = env, partition, server, peers
         self._state, self._replicas, self._trusted = state, replicas, trusted
         self._wake = asyncio.Event()
-        self._verdict = Verdict.OPEN
-        self._logged = Seq(0), Verdict.RIGHT
+        self._verdict = StateVerdict.OPEN
+        self._logged = Seq(0), StateVerdict.RIGHT
         self._differed = False
         self._replaced = state.replaced
         self._origins: dict[ServerId, frozenset[ServerId]] = {}
         """Origins of the replicas whose state is a copy, as they last reported them."""
         state.on_doubt = self._doubt
-        state.is_suspect = state.doubt is not None or state.heard.is_barred  # restored from before a restart
+        state.is_suspect = state.doubt is not None or state.reported.is_barred  # restored from before a restart
 
     @property
     def why(self) -> str:
@@ -84,12 +92,12 @@ class Trials:
                 self._replaced, self._differed = self._state.replaced, False
                 self.trial.end()  # a later check of the log agrees, or the check was of a state that is gone
                 self._tell()
-            if self.trial.since and await self._hold() is Verdict.OUTVOTED:
+            if self.trial.since and await self._hold() is StateVerdict.OUTVOTED:
                 log.error("partition=%s this replica is outvoted: its copy is replaced", self._partition)
                 self.on_outvoted()
                 return
             if not self.trial.since and self._state.origins and self._state.checks:
-                await self._bear_out()
+                await self._confirm_copy()
             self._keep()
 
     def answer(self, server: ServerId, body: bytes) -> bytes:
@@ -104,20 +112,20 @@ class Trials:
             if not self.trial.since:
                 self._replaced = self._state.replaced  # earlier replacements have nothing to do with this difference
                 self._wake.set()
-            self.trial.hear(since, self._env.clock.now())
+            self.trial.note_report(since, self._env.clock.now())
         return orjson.dumps({"checks": list(self._state.checks.items()), "origins": sorted(self._state.origins)})
 
     @property
     def _look_s(self) -> float:
         is_quiet = not self.trial.since and not self._differed and not self._state.origins
-        return LOOK_AGAIN_S if is_quiet or self._verdict is Verdict.SPLIT else LOOK_S
+        return LOOK_AGAIN_S if is_quiet or self._verdict is StateVerdict.SPLIT else LOOK_S
 
     def _resume(self) -> None:
         """Restore a difference that was reported before a restart, because the replicas that reported it may be down
         now."""
-        heard = self._state.heard
-        if heard.since:
-            self.trial.resume(heard.since, self._env.clock.now(), is_barred=heard.is_barred)
+        reported = self._state.reported
+        if reported.since:
+            self.trial.resume(reported.since, self._env.clock.now(), is_barred=reported.is_barred)
             self._tell()
             self._wake.set()
 
@@ -134,7 +142,7 @@ class Trials:
         self._tell()
         self._wake.set()
 
-    async def _hold(self) -> Verdict:
+    async def _hold(self) -> StateVerdict:
         self.held += 1
         since, doubt = self.trial.since, self._state.doubt
         differs = doubt is not None
@@ -142,34 +150,36 @@ class Trials:
         checks |= await self._ask_all(since if differs else Seq(0))
         origins = self._known_origins()
         verdict = judge(self._server, since, self._replicas(), checks, None, origins)
-        if verdict in (Verdict.OPEN, Verdict.SPLIT):
+        if verdict in (StateVerdict.OPEN, StateVerdict.SPLIT):
             verdict = judge(self._server, since, self._replicas(), checks, await self._declared(), origins)
         if self._state.doubt != doubt:
             self._wake.set()
-            return Verdict.OPEN  # the log's next check has come meanwhile, and this verdict is about the one before it
+            return (
+                StateVerdict.OPEN
+            )  # the log's next check has come meanwhile, and this verdict is about the one before it
         said = {server: found[max(found)] for server, found in checks.items() if found}
         if (since, verdict) != self._logged:
             log.warning("partition=%s differs since=%d: %s, %s", self._partition, since, verdict.name, said)
         self._verdict, self._logged = verdict, (since, verdict)
-        if verdict is Verdict.RIGHT and differs:
+        if verdict is StateVerdict.RIGHT and differs:
             self._differed = False
-            self._state.acquit()
+            self._state.clear_doubt()
         since = self.trial.since  # another replica may have reported an earlier difference meanwhile
         has_met = self._state.seq > since or any(each >= since for each in self._state.checks)
         self.trial.decide(verdict, self._env.clock.now(), differs=differs, has_met=has_met)
         self._tell()
         return verdict
 
-    async def _bear_out(self) -> None:
+    async def _confirm_copy(self) -> None:
         """Confirm a copy once replicas of other origins agreed with it at a later check; it then counts on its own."""
         state, mine = self._state, dict(self._state.checks)
         last = max(mine)
         checks: dict[ServerId, Checks] = {self._server: mine}
         checks |= await self._ask_all(Seq(0))
         is_same_state = state.checks.get(last) == mine[last]  # a state that replaced it meanwhile has no such check
-        borne_out = is_borne_out(self._server, self._replicas(), checks, self._known_origins())
-        if is_same_state and not self.trial.since and borne_out:
-            state.be_borne_out()
+        confirmed = is_copy_confirmed(self._server, self._replicas(), checks, self._known_origins())
+        if is_same_state and not self.trial.since and confirmed:
+            state.mark_confirmed()
 
     def _known_origins(self) -> Origins:
         return self._origins | {self._server: self._state.origins}
@@ -208,5 +218,5 @@ class Trials:
         """Store a reported difference so that it survives a restart. A difference from the log is stored in a row of
         its own, and ends otherwise."""
         trial = self.trial
-        is_heard = trial.since > 0 and not self._differed
-        self._state.keep_heard(Heard(trial.since, trial.is_barred) if is_heard else NOTHING_HEARD)
+        is_reported = trial.since > 0 and not self._differed
+        self._state.keep_reported(ReportedDifference(trial.since, trial.is_barred) if is_reported else NOTHING_REPORTED)

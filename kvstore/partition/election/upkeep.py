@@ -14,13 +14,13 @@ from kvstore.env import Env
 from kvstore.errors import MetadataError, StoreError, Unavailable, VersionConflict
 from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election.absences import Absences
-from kvstore.partition.election.handover import Steady, Turns
+from kvstore.partition.election.absences import ReplicaAbsences
+from kvstore.partition.election.handover import HandoverTurns, PreferredStability
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import Published
 from kvstore.partition.election.replica import Replica
-from kvstore.partition.election.retention import Retention
-from kvstore.partition.state.state import State
+from kvstore.partition.election.retention import LogRetention
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ranges import PERIOD_MIN_S
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.ports import LeaderLog
@@ -43,7 +43,7 @@ COPIES_MIN = 2
 """Synced states, on distinct nodes, that must contain what is trimmed from the log."""
 
 
-class Upkeep:
+class ReplicaUpkeep:
     """Four background loops of one replica. They end with the nursery."""
 
     def __init__(
@@ -55,8 +55,8 @@ class Upkeep:
         replica: Replica,
         claims: Claims,
         replicas: Callable[[], tuple[ServerId, ...]],
-        turns: Turns,
-        absences: Absences,
+        turns: HandoverTurns,
+        absences: ReplicaAbsences,
     ) -> None:
         self.flushes = 0
         self.trimmed = 0
@@ -64,7 +64,7 @@ class Upkeep:
         self._env, self._config, self._partition = env, config, partition
         self._replica, self._claims, self._replicas, self._turns = replica, claims, replicas, turns
         self._absences = absences
-        self._retention: Retention | None = None
+        self._retention: LogRetention | None = None
         """The retention of the present leadership; None before its first check."""
         self._looked_at = 0.0
         self._settled_at: Seq | None = None
@@ -105,7 +105,7 @@ class Upkeep:
 
     async def _look_after_the_lead(self) -> None:
         """While this replica leads, hand over to the preferred replica if that is another one."""
-        steady = Steady(self._config.lead_back_s)
+        steady = PreferredStability(self._config.lead_back_s)
         spread = zlib.crc32(self._partition.encode()) / (1 << 32)
         look_s = max(PERIOD_MIN_S, min(LOOK_S, self._config.lead_back_s / 3))
         while True:
@@ -151,7 +151,7 @@ class Upkeep:
         except MetadataError:
             return None
 
-    async def _hand_over(self, preferred: ServerId, steady: Steady) -> None:
+    async def _hand_over(self, preferred: ServerId, steady: PreferredStability) -> None:
         if not self._turns.take(self._now()):
             return
         leading = self._replica.leading_log
@@ -181,7 +181,7 @@ class Upkeep:
         except StoreError as error:
             log.info("partition=%s log not trimmed: %r", self._partition, error)
 
-    async def _look(self, replicas: tuple[ServerId, ...]) -> Retention:
+    async def _look(self, replicas: tuple[ServerId, ...]) -> LogRetention:
         """Note which replicas are away, and for how long this leader and former leaders have seen them away
         (docs/protocol.md, G20)."""
         published = await self._claims.published()
@@ -202,7 +202,7 @@ class Upkeep:
         return self._retention
 
 
-async def flush(state: State) -> None:
+async def flush(state: ReplicaState) -> None:
     """Sync the state to disk, off the event loop. After a transient error the state stays unsynced, because the log has
     all of it. Raises OSError if the engine failed."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, StoreError
 from kvstore.partition.state.commands import Code, Op, Reply, Result, Sink
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Position
 
-TurnAway = Callable[[Op, Sink, int, Moved], None]
+Redirect = Callable[[Op, Sink, int, Moved], None]
 
 
-class Answers:
+class ResultDelivery:
     """Delivers results to sinks, and remembers which sinks to flush."""
 
     def __init__(self) -> None:
         self.given = 0
         self.refused = 0
-        self.turn_away_by: TurnAway | None = None
+        self.turn_away_by: Redirect | None = None
         """Sends an operation whose key belongs to another partition there. If None, the sink receives Moved."""
         self.sinks: dict[int, Sink] = {}
         """Sinks that have received a result since the last `flush`."""
@@ -82,7 +82,7 @@ class Answers:
                 sink.flush()
 
 
-class Soon:
+class NextTurnDelivery:
     """Delivers results on the next turn of the event loop, so that no sink is called from inside the call that produces
     its result."""
 
@@ -96,13 +96,13 @@ class Soon:
         self._results.append((sink, token, result))
 
     def _tell(self) -> None:
-        answers, results = Answers(), self._results
+        answers, results = ResultDelivery(), self._results
         self._results = []
         answers.give_all(results)
         answers.flush()
 
 
-class Once(Sink):
+class SingleResultSink(Sink):
     """A sink for one operation that this process awaits."""
 
     def __init__(self) -> None:
@@ -124,10 +124,10 @@ class Once(Sink):
         """Do nothing, because nothing is sent."""
 
 
-class Logged(Sink):
+class PositionSink(Sink):
     """A sink that returns the position of a log record, taken in the same step in which the record is applied."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ReplicaState) -> None:
         self._state = state
         self.done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
 

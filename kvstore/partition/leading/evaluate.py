@@ -18,13 +18,13 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.plain_puts import put_all, put_together
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut, written_between
 from kvstore.partition.leading.range_reads import keys_in
-from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKED_UP_BYTES, Reading
+from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKED_UP_BYTES, ReadBudget
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state.commands import Code, Op, Reply, RequestId, Result
 from kvstore.partition.state.draft import Draft
-from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, Kind, Requests
+from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, EntryKind, Requests
 from kvstore.partition.state.move_records import KIND_OF, MoveRecord, Own
 from kvstore.partition.state.move_records import encode as encode_record
 from kvstore.partition.state.operations import MUTATIONS, check_request, check_sizes
@@ -39,7 +39,7 @@ from kvstore.partition.state.retry_table import (
 )
 from kvstore.partition.state.rows import EXPIRES, created_of, data_key, data_keys_of, record_of
 from kvstore.partition.state.scope import ELSEWHERE
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import NOTHING, PART, WHOLE
 
 Item = tuple[Op, Any, int]
@@ -83,7 +83,7 @@ class Decided(msgspec.Struct, frozen=True):
 class Evaluator:
     """Evaluates operations against the state as it will be after all entries in flight."""
 
-    def __init__(self, state: State, epoch: int, config: PartitionConfig, serving_ranges: ServingRanges) -> None:
+    def __init__(self, state: ReplicaState, epoch: int, config: PartitionConfig, serving_ranges: ServingRanges) -> None:
         self._serving_ranges = serving_ranges
         self._frozen: list[Item] = []
         self._away: list[tuple[Item, Moved]] = []
@@ -95,7 +95,7 @@ class Evaluator:
         self.draft = Draft(self._next_seq, self._time_ms)
         """The draft of the entry under construction."""
         self._stored: dict[bytes, bytes | None] = {}
-        self._reading = Reading(state.engine)
+        self._reading = ReadBudget(state.engine)
         self._ranges: set[RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
         self._begun: list[RangeSink] = []
@@ -111,12 +111,12 @@ class Evaluator:
         """Record time of the last entry."""
         return self._time_ms
 
-    def control(self, kind: Kind, date_ms: int) -> NextEntry:
+    def control(self, kind: EntryKind, date_ms: int) -> NextEntry:
         """Make a control record, which changes no key, as the next entry."""
         self._time_ms = max(self._time_ms, date_ms)
         made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind)
         self._overlay.layers.append(Layer())
-        self._check(made, now=kind is Kind.EPOCH_START)
+        self._check(made, now=kind is EntryKind.EPOCH_START)
         return NextEntry(made, made.encode(), [])
 
     def record(self, record: MoveRecord, date_ms: int, requests: Requests | None = None) -> NextEntry:
@@ -128,7 +128,7 @@ class Evaluator:
         said = encode_record(record)
         made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind, said)
         made.requests = requests
-        self._check(made, now=kind is Kind.EPOCH_START)
+        self._check(made, now=kind is EntryKind.EPOCH_START)
         payload = made.encode()
         self._next_seq = max(self._next_seq + len(made.keys), seq + 1)
         self._overlay.layers.append(Layer())

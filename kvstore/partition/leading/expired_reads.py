@@ -12,14 +12,14 @@ from functools import partial
 from typing import NamedTuple
 
 from kvstore.errors import NotLeader, StoreError, Unavailable
-from kvstore.partition.leading.answers import Answers
+from kvstore.partition.leading.answers import ResultDelivery
 from kvstore.partition.leading.queries import EXPIRED_MAX
 from kvstore.partition.leading.read_lines import Read
 from kvstore.partition.state.commands import Result, Sink
 from kvstore.types import PartitionId
 
 
-class _Waiting(NamedTuple):
+class _ExpiredRead(NamedTuple):
     since: float
     now_ms: int
     """The time by which its keys were past their expiry."""
@@ -33,7 +33,7 @@ class ExpiredReads:
     def __init__(
         self,
         partition: PartitionId,
-        answers: Answers,
+        answers: ResultDelivery,
         reap: Callable[[list[bytes], Sink], None],
         read_again: Callable[[list[Read]], None],
     ) -> None:
@@ -41,10 +41,10 @@ class ExpiredReads:
         self._reap, self._read_again = reap, read_again
         self.count = 0
         """Number of reads that wait. A plain attribute, because it is checked in every turn."""
-        self.by_key: dict[bytes, list[_Waiting]] = {}
+        self.by_key: dict[bytes, list[_ExpiredRead]] = {}
         """Reads of single keys, by the key whose delete is in flight, in the order in which the deletes were
         requested."""
-        self._ranges: dict[int, _Waiting] = {}
+        self._ranges: dict[int, _ExpiredRead] = {}
         """Reads of ranges, in the order of arrival."""
         self._came = 0
 
@@ -52,27 +52,27 @@ class ExpiredReads:
         """Let a read of one key wait. Its key is past its expiry at `now_ms`, or earlier reads of the key wait
         already."""
         self.count += 1
-        key, each = read[0][1], _Waiting(now, now_ms, read)
+        key, each = read[0][1], _ExpiredRead(now, now_ms, read)
         waiting = self.by_key.get(key)
         if waiting is not None:
             waiting.append(each)
             return
         waiting = self.by_key[key] = [each]
-        self._reap([key], _Deletes(partial(self._key_ended, key, waiting)))
+        self._reap([key], _DeletesSink(partial(self._key_ended, key, waiting)))
 
     def add_range(self, read: Read, keys: list[bytes], now: float, now_ms: int) -> None:
         """Let a read of a range wait for the deletes of the first EXPIRED_MAX of these keys. When it runs again it
         finds out whether more deletes are needed."""
         self.count += 1
         self._came += 1
-        self._ranges[self._came] = _Waiting(now, now_ms, read)
-        self._reap(keys[:EXPIRED_MAX], _Deletes(partial(self._range_ended, self._came)))
+        self._ranges[self._came] = _ExpiredRead(now, now_ms, read)
+        self._reap(keys[:EXPIRED_MAX], _DeletesSink(partial(self._range_ended, self._came)))
 
     # docs/protocol.md P10
     def expire(self, before: float) -> None:
         """Refuse reads that have waited since `before`. The deletes continue, and new reads of these keys wait for
         them."""
-        late: list[_Waiting] = []
+        late: list[_ExpiredRead] = []
         for waiting in self.by_key.values():
             late += [each for each in waiting if each.since < before]
             waiting[:] = [each for each in waiting if each.since >= before]
@@ -95,7 +95,7 @@ class ExpiredReads:
             if each.now_ms <= record_time_ms:
                 self._range_ended(number, None)
 
-    def _key_ended(self, key: bytes, waiting: list[_Waiting], error: StoreError | None) -> None:
+    def _key_ended(self, key: bytes, waiting: list[_ExpiredRead], error: StoreError | None) -> None:
         """Handle the end of a delete: it is logged, no longer needed, or will never be logged."""
         if self.by_key.get(key) is waiting:
             del self.by_key[key]
@@ -106,7 +106,7 @@ class ExpiredReads:
         if each is not None:
             self._end([each], error)
 
-    def _end(self, waiting: list[_Waiting], error: StoreError | None) -> None:
+    def _end(self, waiting: list[_ExpiredRead], error: StoreError | None) -> None:
         self.count -= len(waiting)
         reads = [each.read for each in waiting]
         if error is None:
@@ -117,7 +117,7 @@ class ExpiredReads:
         self._answers.fail_all(reads, error)
 
 
-class _Deletes(Sink):
+class _DeletesSink(Sink):
     """The sink of deletes that reads wait for. `then` receives the error, or None if the deletes are logged."""
 
     def __init__(self, then: Callable[[StoreError | None], None]) -> None:

@@ -25,13 +25,21 @@ from kvstore.env.slow_log import hash_of
 from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading.answers import Answers, Logged, Once, TurnAway, lost, malformed, unknown_code
+from kvstore.partition.leading.answers import (
+    PositionSink,
+    Redirect,
+    ResultDelivery,
+    SingleResultSink,
+    lost,
+    malformed,
+    unknown_code,
+)
 from kvstore.partition.leading.batch_delay import BatchDelay
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_room, note_slow
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.observed import Observed
-from kvstore.partition.leading.queue import Taken
+from kvstore.partition.leading.queue import QueuedBatch
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.record_time import LeadClock
 from kvstore.partition.leading.serving_ranges import ServingRanges
@@ -40,9 +48,9 @@ from kvstore.partition.leading.traced import trace_entry
 from kvstore.partition.leading.waiting import WaitingWrites
 from kvstore.partition.state.commands import Code, Op, Reply, Sink
 from kvstore.partition.state.engine import BEHIND_S
-from kvstore.partition.state.entry import Kind, Requests
+from kvstore.partition.state.entry import EntryKind, Requests
 from kvstore.partition.state.move_records import Founded, MoveRecord, Release
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.traits import READS, WRITES
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LeaderLog
@@ -60,7 +68,7 @@ class Leader:
         self,
         env: Env,
         config: PartitionConfig,
-        state: State,
+        state: ReplicaState,
         log: LeaderLog,
         on_stopped: Callable[[StoreError], None],
     ) -> None:
@@ -74,7 +82,7 @@ class Leader:
         self._traces = env.traces
         self._loop = asyncio.get_running_loop()
         self._read_lease = ReadLease(config.lease_ms / 1000)
-        self._answers, self.serving_ranges = Answers(), ServingRanges(state)
+        self._answers, self.serving_ranges = ResultDelivery(), ServingRanges(state)
         self.reads = LeaderReads(
             state, self.serving_ranges, config, self._read_lease, env, self._answers, self._reap, self._wake
         )
@@ -119,14 +127,14 @@ class Leader:
 
     # ── beginning and end ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def start(self, founded: Founded | None = None, turn_away: TurnAway | None = None) -> None:
+    async def start(self, founded: Founded | None = None, turn_away: Redirect | None = None) -> None:
         """Serve once a record of this epoch is acknowledged and applied. `founded` is what the partition owns, if its
         log does not say so yet; `turn_away` takes operations on keys that the partition does not own. Raises
         OutcomeUnknown or NotEnoughBookies."""
         self._answers.turn_away_by = turn_away
         self._log.on_lost(self.lose)
         if founded is None:
-            await self._append_control(Kind.EPOCH_START)
+            await self._append_control(EntryKind.EPOCH_START)
         else:
             await self.append_record(founded)
         self.serving = True
@@ -155,7 +163,7 @@ class Leader:
             async with asyncio.timeout(2 * self._config.queue_wait_max_s):
                 await self._drained()
                 self._read_lease.close()
-                await self._append_control(Kind.RELEASE_LEAD)
+                await self._append_control(EntryKind.RELEASE_LEAD)
                 await self._log.seal()
         except TimeoutError as error:
             raise Unavailable(f"partition {self._state.partition}: the lead was not released in time") from error
@@ -193,10 +201,10 @@ class Leader:
             if served:
                 self._on_stopped(reason)
 
-    async def _append_control(self, kind: Kind) -> None:
+    async def _append_control(self, kind: EntryKind) -> None:
         """Append a control record. Return once it is acknowledged and applied."""
         check_room(self._in_flight)
-        once = Once()
+        once = SingleResultSink()
         self._append(self._evaluator.control(kind, self._env.clock.date_ms()), [(once, 0, None)])
         await once.done
 
@@ -205,7 +213,7 @@ class Leader:
         leader no longer answers for tokens that the record gives away. Raises StoreError: OutcomeUnknown if the
         leadership was lost meanwhile, Overloaded."""
         check_room(self._in_flight)
-        logged = Logged(self._state)
+        logged = PositionSink(self._state)
         self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):
             self._waiting.unfreeze()
@@ -215,7 +223,7 @@ class Leader:
     async def prove(self) -> None:
         """Append an empty record, and return once it is acknowledged. This proves that this replica led when `prove`
         was called. Raises StoreError."""
-        await self._append_control(Kind.EMPTY)
+        await self._append_control(EntryKind.EMPTY)
 
     def expel(self) -> None:
         """Redirect waiting operations that belong to another partition by now."""
@@ -299,7 +307,7 @@ class Leader:
             is_wanted = is_wanted and self._read_lease.sent == sent
             has_room = len(self._in_flight) < room and self._stopped is None
             if has_room and (reads.wants_append() or is_wanted):
-                self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
+                self._append(self._evaluator.control(EntryKind.EMPTY, self._env.clock.date_ms()), [])
         is_any_waiting = queue.bytes or self._waiting.frozen.bytes or observed.count or reads.expired.count
         if (is_any_waiting or reads.may_want_append) and self._stopped is None:
             queue.stamp(now)
@@ -315,7 +323,7 @@ class Leader:
         else:
             self._pauses += self._next_turn.set(BEHIND_S)
 
-    def _send(self, taken: Taken) -> None:
+    def _send(self, taken: QueuedBatch) -> None:
         """Evaluate a batch, and append its effects."""
         try:
             decided = self._evaluator.evaluate(taken.items, self._env.clock.date_ms())
@@ -342,7 +350,7 @@ class Leader:
         else:
             self.reads.observe(decided.replies)
 
-    def _send_one_by_one(self, taken: Taken, error: Exception) -> None:
+    def _send_one_by_one(self, taken: QueuedBatch, error: Exception) -> None:
         """Find the operation that makes a batch fail, by evaluating one operation at a time. Nothing of the batch was
         done."""
         if len(taken.items) > 1:

@@ -15,7 +15,7 @@ from kvstore.env import Env
 from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
-from kvstore.partition.leading.answers import Answers, lost
+from kvstore.partition.leading.answers import ResultDelivery, lost
 from kvstore.partition.leading.expired_reads import ExpiredReads
 from kvstore.partition.leading.range_reads import Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
@@ -24,7 +24,7 @@ from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Record, Reply, Result, Sink
 from kvstore.partition.state.rows import EXPIRES, data_keys_at, pack_data_key
 from kvstore.partition.state.scope import ELSEWHERE, scope
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import WHOLE
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS, SEQ_AT
 
@@ -42,7 +42,7 @@ _flags_of = itemgetter(0)
 _LINEARIZABLE, _STRICT, _SESSION = int(Level.LINEARIZABLE), int(Level.STRICT), int(Level.SESSION)
 
 
-class _Waiting(NamedTuple):
+class _UnprovedRead(NamedTuple):
     """A read, or answers found already, waiting for a proof."""
 
     ticket: int
@@ -57,12 +57,12 @@ class LeaderReads:
 
     def __init__(
         self,
-        state: State,
+        state: ReplicaState,
         serving_ranges: ServingRanges,
         config: PartitionConfig,
         read_lease: ReadLease,
         env: Env,
-        answers: Answers,
+        answers: ResultDelivery,
         reap: Callable[[list[bytes], Sink], None],
         wake: Callable[[], None],
     ) -> None:
@@ -78,8 +78,8 @@ class LeaderReads:
         """Reads of earlier turns that had no place in them because values are large."""
         self.may_want_append = False
         """If False, no read waits for an append, and `wants_append` would return False."""
-        self._strict: deque[_Waiting] = deque()
-        self._leaseless: deque[_Waiting] = deque()
+        self._strict: deque[_UnprovedRead] = deque()
+        self._leaseless: deque[_UnprovedRead] = deque()
         self.expired = ExpiredReads(state.partition, answers, reap, self._read_again)
         self._stepping: dict[Steps, Read] = {}
         """Multi-turn reads in progress. Each holds an iterator of the engine."""
@@ -190,7 +190,7 @@ class LeaderReads:
                 local.append(read)
             else:
                 waiting = self._strict if level == _STRICT else self._leaseless
-                waiting.append(_Waiting(self._read_lease.sent, now, read, []))
+                waiting.append(_UnprovedRead(self._read_lease.sent, now, read, []))
                 self.may_want_append = True
         if ready:
             self._renew = self.may_want_append = True
@@ -206,7 +206,7 @@ class LeaderReads:
         if self._read_lease.has_lease(now):
             self._answers.give_all(replies)
         else:
-            self._leaseless.append(_Waiting(self._read_lease.sent, now, None, replies))
+            self._leaseless.append(_UnprovedRead(self._read_lease.sent, now, None, replies))
             self.may_want_append = True
 
     def acknowledged(self) -> None:

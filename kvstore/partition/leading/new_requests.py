@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstore.errors import InvalidRequest, Overloaded
 from kvstore.partition.state.commands import RequestId
-from kvstore.partition.state.draft import Asked, Draft
+from kvstore.partition.state.draft import Draft, RequestColumns
 from kvstore.partition.state.operations import check_request
 from kvstore.partition.state.overlay import Overlay
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT, RetryTable, hashes_at_hand
@@ -25,7 +25,7 @@ def new_or_none(
     draft: Draft,
     overlay: Overlay,
     retries: RetryTable,
-) -> Asked | None:
+) -> RequestColumns | None:
     """Return the request ids of puts if each is new and its result can be remembered; None if one of them needs an
     individual check. Some of the puts have a request id; `row_keys` are the row keys of `keys`."""
     asked = _asked(requests, hashes_at_hand(keys, row_keys))
@@ -54,7 +54,7 @@ def new_or_none(
     return asked
 
 
-def _asked(requests: Sequence[RequestId | None], hashes: list[int]) -> Asked:
+def _asked(requests: Sequence[RequestId | None], hashes: list[int]) -> RequestColumns:
     """Return the columns of the puts that have a request id."""
     places: Sequence[int] = range(len(requests))
     some = [each for each in requests if each is not None]
@@ -62,14 +62,14 @@ def _asked(requests: Sequence[RequestId | None], hashes: list[int]) -> Asked:
         places = [place for place in places if requests[place] is not None]
         hashes = [hashes[place] for place in places]
     clients, sequences, first_unacked, seen_ms = zip(*some, strict=True)
-    return Asked(clients, places, sequences, first_unacked, seen_ms, hashes)
+    return RequestColumns(clients, places, sequences, first_unacked, seen_ms, hashes)
 
 
-def _by_client(asked: Asked) -> list[Asked]:
+def _by_client(asked: RequestColumns) -> list[RequestColumns]:
     """Split the columns by client. Mostly there is one client."""
     if asked.is_of_one:
         return [asked]
     groups: dict[bytes, list[tuple[Any, ...]]] = {client: [] for client in asked.clients}
     for row in zip(*asked, strict=True):
         groups[row[0]].append(row)
-    return [Asked(*zip(*group, strict=True)) for group in groups.values()]
+    return [RequestColumns(*zip(*group, strict=True)) for group in groups.values()]

@@ -12,7 +12,7 @@ import msgspec
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.evaluate import REAP, Item
-from kvstore.partition.leading.queue import Taken
+from kvstore.partition.leading.queue import QueuedBatch
 from kvstore.partition.state.commands import Reply
 
 
@@ -39,7 +39,7 @@ class Observed:
         self._config = config
         self._groups: deque[_Group] = deque()
 
-    def add(self, entry: int, taken: Taken, replies: list[Reply]) -> None:
+    def add(self, entry: int, taken: QueuedBatch, replies: list[Reply]) -> None:
         """Hold answers to operations of `taken` until entry number `entry`, the newest, is acknowledged."""
         if len(replies) == len(taken.items):
             are_retries = [_is_retry(item) for item in taken.items]

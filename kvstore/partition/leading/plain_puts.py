@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.leading.new_requests import new_or_none
-from kvstore.partition.leading.reading import Reading
+from kvstore.partition.leading.reading import ReadBudget
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay, Row, Untouched
@@ -21,7 +21,7 @@ _PUT = int(Code.PUT)
 
 
 def put_all(
-    draft: Draft, ops: tuple[Op, ...], row_keys: list[bytes], reading: Reading, overlay: Overlay
+    draft: Draft, ops: tuple[Op, ...], row_keys: list[bytes], reading: ReadBudget, overlay: Overlay
 ) -> list[int] | None:
     """Write the keys of a batch, whose row keys are `row_keys`, and return the versions. Return None, with nothing
     written, if the batch is not plain: it has flags, expiries, invalid sizes, a key twice, a key that an entry in

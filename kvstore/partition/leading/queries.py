@@ -16,7 +16,7 @@ from kvstore.partition.leading.range_reads import (
     PAGE_BYTES_MAX,
     READ_BYTES_MAX,
     Expired,
-    Page,
+    ScanPage,
     Steps,
     page_keys,
     take,
@@ -31,7 +31,7 @@ from kvstore.partition.state.rows import (
     token_bound,
     token_of_data,
 )
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import PART, WHOLE, Tokens
 from kvstore.ring.hashing import token_of
 
@@ -54,7 +54,7 @@ OVERDUE_MAX = 4096
 _GET, _META = int(Code.GET), int(Code.META)
 
 
-def find(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Result | Expired]:
+def find(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> list[Result | Expired]:
     """Return the answers to GETs and METAs, all at once; Moved for keys that are not `readable`."""
     record_time_ms = state.record_time_ms
     slices = readable.slices
@@ -78,7 +78,7 @@ def find(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Res
     return answers
 
 
-def steps(state: State, op: Op, now_ms: int, readable: Tokens) -> Steps:
+def steps(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Steps:
     """Answer any read in steps, from the tokens that are `readable`. Raises InvalidRequest."""
     match op[0]:
         case Code.GET | Code.META:
@@ -96,7 +96,7 @@ def steps(state: State, op: Op, now_ms: int, readable: Tokens) -> Steps:
     raise InvalidRequest(f"expected a read, got operation {op[0]}")
 
 
-def answer(state: State, op: Op, now_ms: int, readable: Tokens) -> Result | Expired:
+def answer(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Result | Expired:
     """Answer any read at once. Raises InvalidRequest, and NotLeader if the answer would take long because a token has
     many keys; the leader lets other work run in between."""
     work = steps(state, op, now_ms, readable)
@@ -110,7 +110,7 @@ def answer(state: State, op: Op, now_ms: int, readable: Tokens) -> Result | Expi
 
 
 # docs/protocol.md P37
-def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int, readable: Tokens) -> Steps:
+def _scan_tokens(state: ReplicaState, token: int, limit: int, flags: int, now_ms: int, readable: Tokens) -> Steps:
     """Return one page in token order, with all keys of a token. The page ends early if many rows yielded nothing,
     because millions of rows past their expiry may be adjacent."""
     limit = page_keys(limit)
@@ -123,7 +123,7 @@ def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int, 
         if here != last:
             is_full = len(items) >= limit or size >= PAGE_BYTES_MAX
             if is_full or looked >= PAGE_ROWS_MAX or read >= READ_BYTES_MAX:
-                return Expired(expired) if expired else Page(items, here)
+                return Expired(expired) if expired else ScanPage(items, here)
             last = here
         looked, read, unread = looked + 1, read + len(row), unread - len(row)
         size += take(items, expired, key_of_data(row_key), row, flags, now_ms, record_time_ms)
@@ -134,10 +134,10 @@ def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int, 
         if looked % ROWS_PER_STEP == 0 or unread <= 0:
             unread = STEP_BYTES
             yield
-    return Expired(expired) if expired else Page(items, None)
+    return Expired(expired) if expired else ScanPage(items, None)
 
 
-def _rows_of(state: State, token: int, readable: Tokens) -> Iterator[tuple[bytes, bytes]]:
+def _rows_of(state: ReplicaState, token: int, readable: Tokens) -> Iterator[tuple[bytes, bytes]]:
     """Yield the readable records from `token` on. Other records are skipped without being read, because a move leaves
     millions of them."""
     for first, last in readable.spans:
@@ -145,7 +145,9 @@ def _rows_of(state: State, token: int, readable: Tokens) -> Iterator[tuple[bytes
             yield from state.engine.iterate(token_bound(max(token, first)), token_bound(last + 1))
 
 
-def overdue(state: State, now_ms: int, most: int, writable: Tokens, begin: bytes = b"") -> tuple[list[bytes], bytes]:
+def overdue(
+    state: ReplicaState, now_ms: int, most: int, writable: Tokens, begin: bytes = b""
+) -> tuple[list[bytes], bytes]:
     """Return up to `most` `writable` keys past their expiry, the longest expired first, among the OVERDUE_MAX keys from
     `begin` on; and where to continue, empty at the end."""
     found: list[bytes] = []

@@ -27,7 +27,7 @@ _PUTS = {_PUT}
 _code_of, _key_of, _value_of = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
-class Taken(msgspec.Struct, frozen=True):
+class QueuedBatch(msgspec.Struct, frozen=True):
     """Operations that are evaluated together."""
 
     items: list[Item]
@@ -42,12 +42,12 @@ class Taken(msgspec.Struct, frozen=True):
         known = {id(item): at for at, item in _each(self.arrivals, self.items)}
         return [(known.get(id(item), now), item) for item in some]
 
-    def each(self) -> list[Taken]:
+    def each(self) -> list[QueuedBatch]:
         """Split the batch into batches of one operation."""
-        return [Taken([item], [(at, 1)]) for at, item in _each(self.arrivals, self.items)]
+        return [QueuedBatch([item], [(at, 1)]) for at, item in _each(self.arrivals, self.items)]
 
 
-class Queue:
+class WriteQueue:
     """Operations that wait for the next entry, first come, first served."""
 
     def __init__(self, config: PartitionConfig) -> None:
@@ -103,11 +103,11 @@ class Queue:
             self._arrivals.append((now, self._unstamped))
             self._unstamped = 0
 
-    def take(self, now: float) -> Taken:
+    def take(self, now: float) -> QueuedBatch:
         """Take the operations of the next entry."""
         self.stamp(now)
         if self.bytes <= self._config.entry_bytes_max and len(self._items) <= ENTRY_ITEMS_MAX:
-            taken = Taken(list(self._items), list(self._arrivals))
+            taken = QueuedBatch(list(self._items), list(self._arrivals))
             self._clear()
             return taken
         items: list[Item] = []
@@ -116,7 +116,7 @@ class Queue:
             items.append(self._items.popleft())
             size += _size(items[-1][0])
         self.bytes -= size
-        return Taken(items, self._take_arrivals(len(items)))
+        return QueuedBatch(items, self._take_arrivals(len(items)))
 
     def take_all(self, now: float) -> list[Arrived]:
         """Take everything."""
@@ -160,7 +160,7 @@ class Queue:
         return taken
 
 
-class Shelf:
+class FrozenWrites:
     """Operations that wait for a frozen range of tokens, in order. Bounded as the queue is."""
 
     def __init__(self, config: PartitionConfig) -> None:

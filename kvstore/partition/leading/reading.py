@@ -19,7 +19,7 @@ LOOKED_UP_BYTES = 1 + ENTRY_READ_MAX // 10_000
 """Bytes counted for each operation of a batch: ten thousand operations are as much work as one entry may be."""
 
 
-class Reading:
+class ReadBudget:
     """The read budget of a leader that evaluates writes."""
 
     def __init__(self, engine: Engine) -> None:

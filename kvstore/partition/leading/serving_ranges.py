@@ -13,15 +13,15 @@ from collections import deque
 from kvstore.errors import Corrupted, Moved, Unavailable
 from kvstore.partition.state.move_records import Freeze, MoveRecord, Own, Release
 from kvstore.partition.state.ownership import Ownership
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import PART, WHOLE, Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import PART, WHOLE, TokenSpan
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 
 
 class ServingRanges:
     """The tokens that one leadership serves."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ReplicaState) -> None:
         self._state = state
         self._sent: deque[MoveRecord] = deque()
         self.held: set[bytes] = set()
@@ -96,7 +96,7 @@ class ServingRanges:
         """Return True if a record of the move is in flight."""
         return any(not isinstance(each, Own) and getattr(each, "move", None) == move for each in self._sent)
 
-    def may_freeze(self, move: int, span: Span) -> bool:
+    def may_freeze(self, move: int, span: TokenSpan) -> bool:
         """Return True if the range is owned, takes writes, and has no record in flight."""
         ownership = self.ownership
         return ownership.is_founded and self.writable.covers(span) and not self.is_pending(move)

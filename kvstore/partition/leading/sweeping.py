@@ -13,7 +13,7 @@ from kvstore.partition.leading.queries import overdue
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import Result, Sink
 from kvstore.partition.state.rows import expiry_key
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
 
 SWEEP_KEYS_MAX = 256
@@ -35,7 +35,7 @@ class Sweeper(Sink):
 
     def __init__(
         self,
-        state: State,
+        state: ReplicaState,
         serving_ranges: ServingRanges,
         config: PartitionConfig,
         clock: Clock,
@@ -85,7 +85,7 @@ class Sweeper(Sink):
         """Return the first row that can hold an expired key. That is the very beginning if a sweep skipped keys that
         could not be deleted, or if keys have come from another partition."""
         owned, now = self._state.ownership.owned, self._clock.now()
-        may_pass_over = writable.spans != owned.spans or self._state.ownership.has_strangers
+        may_pass_over = writable.spans != owned.spans or self._state.ownership.has_foreign_rows
         if may_pass_over or owned is not self._owned or now >= self._anew_at:
             self._settled, self._anew_at = b"", now + ANEW_S
             self._owned = None if may_pass_over else owned

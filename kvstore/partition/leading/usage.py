@@ -20,7 +20,7 @@ from kvstore.namespaces.meter import Meter
 from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.state.overlay import Overlay
 from kvstore.partition.state.rows import data_keys_of, record_of
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
 
 KEYS_PER_STEP, KEYS_PER_READ, BYTES_PER_STEP = 256, 16, 1 << 20
@@ -32,7 +32,7 @@ _BEHIND_ALL = b"\xff" * (KEY_BYTES_MAX + 1)
 class Usage:
     """The use of namespaces in one partition, as one leadership counts it."""
 
-    def __init__(self, state: State, epoch: int, overlay: Overlay) -> None:
+    def __init__(self, state: ReplicaState, epoch: int, overlay: Overlay) -> None:
         self._state, self._epoch, self._overlay = state, epoch, overlay
         self.book = Book()
         """Without namespaces until `join`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from kvstore.errors import Moved
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.evaluate import REAP, Item
-from kvstore.partition.leading.queue import Arrived, Queue, Shelf
+from kvstore.partition.leading.queue import Arrived, FrozenWrites, WriteQueue
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.rows import data_key
@@ -19,8 +19,8 @@ class WaitingWrites:
     """The writes that wait at one leader: `queue` for the next entry, `frozen` for a range."""
 
     def __init__(self, config: PartitionConfig) -> None:
-        self.queue = Queue(config)
-        self.frozen = Shelf(config)
+        self.queue = WriteQueue(config)
+        self.frozen = FrozenWrites(config)
 
     def __bool__(self) -> bool:
         return bool(self.queue or self.frozen)

@@ -12,10 +12,10 @@ from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records
 from kvstore.partition.state.digest import RangeDigest
 from kvstore.partition.state.engine import wait_caught_up
-from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.entry import EntryKind
 from kvstore.partition.state.move_records import ImportRows, LogVersion
-from kvstore.partition.state.ownership import Import
-from kvstore.partition.state.state import State
+from kvstore.partition.state.ownership import ImportedRange
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import Position
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, LogReader, Logs
@@ -29,15 +29,15 @@ STEADY_READS = 8
 """After this many consecutive reads that brought everything there was, another read brings the target no closer: a
 source that is always busy, or writes large values, has more than CLOSE_ENTRIES or CLOSE_BYTES in flight at any moment.
 The target then counts as close. If a freeze proves too short, a longer one follows (docs/protocol.md M8)."""
-LOG_VERSION = bytes((Kind.LOG_VERSION,))
+LOG_VERSION = bytes((EntryKind.LOG_VERSION,))
 TURN_BYTES = 32 << 10
 """Bytes of the source's log that are processed before the event loop gets another turn: some milliseconds."""
 
 
-class Following:
+class SourceFollower:
     """Follows the source of one move, in one leadership of its target. `lead` raises if that leadership is over."""
 
-    def __init__(self, state: State, logs: Logs, lead: Callable[[], Leader]) -> None:
+    def __init__(self, state: ReplicaState, logs: Logs, lead: Callable[[], Leader]) -> None:
         self.rows = self.bytes = 0
         """Numbers logged here, for statistics."""
         self.read_to = BEGINNING
@@ -48,7 +48,7 @@ class Following:
         self._steady = 0
         """Number of consecutive reads that brought everything there was."""
 
-    async def count(self, found: Import) -> RangeDigest:
+    async def count(self, found: ImportedRange) -> RangeDigest:
         """Return the copy's count and hash, kept current from now on."""
         if self._digest is None:
             self._digest = RangeDigest(self._state.engine, found.span)
@@ -58,7 +58,7 @@ class Following:
             self._lead()
         return self._digest
 
-    async def read_on(self, found: Import) -> bool:
+    async def read_on(self, found: ImportedRange) -> bool:
         """Log the changes to the range that one read of the source's log brings. Return True if the target is close:
         the read brought little, or as little as possible. Raises NoSuchLedger if the log has been trimmed."""
         if self._reader is None:
@@ -74,7 +74,7 @@ class Following:
         self._steady = self._steady + 1 if is_all else 0
         return self._steady >= STEADY_READS or (len(read) < CLOSE_ENTRIES and size < CLOSE_BYTES)
 
-    async def read_up_to(self, freeze: Position, found: Import) -> None:
+    async def read_up_to(self, freeze: Position, found: ImportedRange) -> None:
         """Log everything up to the source's record at `freeze`, which the source reports as acknowledged."""
         if self._reader is not None:
             self._reader.confirm(freeze)
@@ -94,10 +94,10 @@ class Following:
         if reader is not None:
             await reader.close()
 
-    async def _log_all(self, read: Sequence[LogEntry], found: Import) -> int:
+    async def _log_all(self, read: Sequence[LogEntry], found: ImportedRange) -> int:
         """Log the changes of several entries. Return the bytes of the entries."""
         size = turn = 0
-        changes = pages.Changes(found.span)
+        changes = pages.RangeChanges(found.span)
         for logged in read:
             self._take(changes, logged, found)
             size += len(logged.payload)
@@ -106,27 +106,27 @@ class Following:
                 await asyncio.sleep(0)
             if changes.size >= pages.PAGE_BYTES:
                 await self._log(changes, logged.position, found)
-                changes = pages.Changes(found.span)
+                changes = pages.RangeChanges(found.span)
         if read and (not changes.is_empty or size > pages.PAGE_BYTES):
             await self._log(changes, read[-1].position, found)
         if read:
             self.read_to = read[-1].position
         return size
 
-    async def _log(self, changes: pages.Changes, tail: Position, found: Import) -> None:
+    async def _log(self, changes: pages.RangeChanges, tail: Position, found: ImportedRange) -> None:
         await wait_caught_up(self._state.engine)
         rows = ImportRows(found.move, changes.keys, changes.rows, b"", tail)
         await self._lead().append_record(rows, changes.requests)
         self.rows += len(changes.keys)
         self.bytes += changes.size
 
-    def _take(self, changes: pages.Changes, logged: LogEntry, found: Import) -> None:
+    def _take(self, changes: pages.RangeChanges, logged: LogEntry, found: ImportedRange) -> None:
         entry = entries.decode(logged.payload)
         if entry.partition != found.source:
             raise Corrupted(f"the log of {found.source} contains entry {logged.position} of {entry.partition}")
         if not entry.is_control:
             changes.add(entry)
         elif entry.kinds == LOG_VERSION:
-            said = move_records.decode(Kind.LOG_VERSION, entry.control)
+            said = move_records.decode(EntryKind.LOG_VERSION, entry.control)
             assert isinstance(said, LogVersion)
             pages.admit(self._state, said.version)

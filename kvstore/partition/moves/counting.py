@@ -11,8 +11,8 @@ from collections.abc import Container
 from kvstore.env import Nursery
 from kvstore.errors import Unavailable
 from kvstore.partition.state.digest import RangeDigest
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ COPIES_MAX = 3
 class Counts:
     """The counts of one replica, over successive leaderships."""
 
-    def __init__(self, nursery: Nursery, partition: PartitionId, state: State) -> None:
+    def __init__(self, nursery: Nursery, partition: PartitionId, state: ReplicaState) -> None:
         self.corrected = self.copies_wrong = 0
         """Number of wrong counts here, and of wrong copies."""
         self._nursery, self._partition, self._state = nursery, partition, state
@@ -51,7 +51,7 @@ class Counts:
         found = self._kept.get(move)
         return found if found is not None and found.is_complete else None
 
-    def start(self, move: int, span: Span) -> None:
+    def start(self, move: int, span: TokenSpan) -> None:
         """Count the range, unless that is done. Raises Unavailable while it is being counted, and for a move that is
         stuck."""
         if self._wrong[move] >= COPIES_MAX:
@@ -85,7 +85,7 @@ class Counts:
         self._certain.discard(move)
         del self._wrong[move]
 
-    def _begin(self, into: dict[int, RangeDigest], move: int, span: Span) -> None:
+    def _begin(self, into: dict[int, RangeDigest], move: int, span: TokenSpan) -> None:
         digest = into[move] = RangeDigest(self._state.engine, span)
         self._state.watch(digest)
         self._nursery.spawn(self._count(into, move, digest), name=f"{self._partition} count")

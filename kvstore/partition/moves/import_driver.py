@@ -16,15 +16,15 @@ from kvstore.env import Env
 from kvstore.errors import NoSuchLedger, NotLeader, StoreError, Unavailable
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import import_steps, pages, source
-from kvstore.partition.moves.catch_up import Following
-from kvstore.partition.moves.import_steps import Step, span_of
+from kvstore.partition.moves.catch_up import SourceFollower
+from kvstore.partition.moves.import_steps import ImportStep, span_of
 from kvstore.partition.moves.move_pin import MovePin
-from kvstore.partition.moves.source import Asked, Source, Verdict
+from kvstore.partition.moves.source import MoveRequest, ReleaseVerdict, Source
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.engine import wait_caught_up
 from kvstore.partition.state.move_records import ImportBegin, ImportEnd, ImportRows, Own
-from kvstore.partition.state.ownership import Import
-from kvstore.partition.state.state import State
+from kvstore.partition.state.ownership import ImportedRange
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import Rings, steps
 from kvstore.ring.moves import Move, MoveId, MoveState
 from kvstore.types import PartitionId, Position, ServerId
@@ -55,7 +55,7 @@ class Means:
     server_env: Env
     """Tasks started with it outlive the replica."""
     partition: PartitionId
-    state: State
+    state: ReplicaState
     leading: Callable[[], Leader | None]
     rings: Rings
     pins: Pins
@@ -96,11 +96,11 @@ class ImportDriver:
         self.failure = ""
         self._m = means
         self._leader = means.leading()
-        self._step: Step | None = None
+        self._step: ImportStep | None = None
         self._pin = MovePin(means.server_env, means.pins, means.pin_numbers)
         self._answered: ServerId | None = None
         """The server that answered the last request other than a page: the source's leader."""
-        self._following = Following(means.state, means.logs, self._lead)
+        self._following = SourceFollower(means.state, means.logs, self._lead)
         self._rows = self._bytes = 0
         """Rows and bytes copied in pages."""
         self._has_owned = False
@@ -146,12 +146,12 @@ class ImportDriver:
         if move.source == self._m.partition:
             return await self._drop(leader, move)
         step = self._step = import_steps.next_step(self._m.state.ownership, move, is_paused=ring.pace.paused)
-        if step is Step.DONE:
+        if step is ImportStep.DONE:
             return True
-        tells_by_state = step is Step.FORGET or (step is Step.FLIP and not self._has_owned)
+        tells_by_state = step is ImportStep.FORGET or (step is ImportStep.FLIP and not self._has_owned)
         if tells_by_state and not await _is_still_next(step, leader, self._m, move):
             return False
-        if step is not Step.WAIT:
+        if step is not ImportStep.WAIT:
             self._waited_s = 0.0
         self._m.reached(f"before {step}", self.move)
         await self._perform(step, leader, move)
@@ -159,27 +159,27 @@ class ImportDriver:
         self.failure, self._went_on_at = "", self._m.env.clock.now()
         return False
 
-    async def _perform(self, step: Step, leader: Leader, move: Move) -> None:
+    async def _perform(self, step: ImportStep, leader: Leader, move: Move) -> None:
         match step:
-            case Step.WAIT:
+            case ImportStep.WAIT:
                 await self._wait()
-            case Step.BEGIN:
+            case ImportStep.BEGIN:
                 await self._begin(leader, move)
-            case Step.COPY:
+            case ImportStep.COPY:
                 await self._copy(leader, move)
-            case Step.FOLLOW:
+            case ImportStep.FOLLOW:
                 await self._follow(leader, move)
-            case Step.ASK:
+            case ImportStep.ASK:
                 await self._ask(leader, move)
-            case Step.FLIP:
+            case ImportStep.FLIP:
                 await self._flip(move)
-            case Step.GIVE_UP:
+            case ImportStep.GIVE_UP:
                 await self._give_up(leader, move)
-            case Step.WIPE:
+            case ImportStep.WIPE:
                 await self._m.source.drop_some(leader, self.move)
-            case Step.FORGET:
+            case ImportStep.FORGET:
                 await self._m.rings.change(lambda ring: steps.cancelled(ring, self.move))
-            case Step.DONE:
+            case ImportStep.DONE:
                 raise AssertionError("done is no work")
             case _:
                 assert_never(step)
@@ -199,7 +199,7 @@ class ImportDriver:
             raise Halted(f"partition {self._m.partition} has a new leader or a new epoch")
         return leader
 
-    def _import(self) -> Import:
+    def _import(self) -> ImportedRange:
         found = self._m.state.ownership.import_of(self.move)
         if found is None:
             raise Halted(f"move {self.move} is gone from the ring or its import has ended")
@@ -256,7 +256,7 @@ class ImportDriver:
                 means.copied_until = 0.0
                 return
 
-    async def _hold_again(self, move: Move, found: Import) -> None:
+    async def _hold_again(self, move: Move, found: ImportedRange) -> None:
         """Pin the log as the former leader did, or start over if the log has been trimmed."""
         if not self._pin.is_held:
             try:
@@ -303,7 +303,7 @@ class ImportDriver:
         end = self._import().end
         assert end is not None
         answer = await self._call(move, source.RELEASE, position=end.freeze, records=end.records, hash_of_rows=end.hash)
-        verdict = msgspec.msgpack.decode(answer, type=Verdict)
+        verdict = msgspec.msgpack.decode(answer, type=ReleaseVerdict)
         self._lead()
         released = verdict.released
         if released is not None:
@@ -340,7 +340,7 @@ class ImportDriver:
     # docs/protocol.md M11
     async def _give_up(self, leader: Leader, move: Move) -> None:
         """Cancel the move, unless the source has released the range."""
-        verdict = msgspec.msgpack.decode(await self._call(move, source.CANCEL), type=Verdict)
+        verdict = msgspec.msgpack.decode(await self._call(move, source.CANCEL), type=ReleaseVerdict)
         self._lead()
         if verdict.released is not None:
             await self._ask(leader, move)
@@ -378,7 +378,7 @@ class ImportDriver:
     ) -> bytes:
         """Ask the replicas of the source in turn until one answers. Otherwise raise the first error that a replica
         returned, if any."""
-        asked = Asked(self.move, self._m.partition, span_of(move), position, cursor, records, hash_of_rows)
+        asked = MoveRequest(self.move, self._m.partition, span_of(move), position, cursor, records, hash_of_rows)
         body = msgspec.msgpack.encode(asked)
         member = self._m.rings.ring.partitions.get(move.source)
         failure: StoreError | None = None
@@ -410,7 +410,7 @@ class ImportDriver:
 
 
 # docs/protocol.md M10
-async def _is_still_next(step: Step, leader: Leader, means: Means, move: Move) -> bool:
+async def _is_still_next(step: ImportStep, leader: Leader, means: Means, move: Move) -> bool:
     """Return True if the state still calls for this step after an append of this moment. A deposed leader that has not
     noticed it may stand before the range went away, or before its import. Raises StoreError."""
     await leader.prove()

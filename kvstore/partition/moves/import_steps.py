@@ -14,11 +14,11 @@ from enum import StrEnum
 
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.rows import ALL_RETRY
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.moves import Move, MoveState
 
 
-class Step(StrEnum):
+class ImportStep(StrEnum):
     """The steps of a move. DO NOT REORDER: tests iterate over them."""
 
     WAIT = "wait"
@@ -43,8 +43,8 @@ class Step(StrEnum):
     """The source does the rest."""
 
 
-def span_of(move: Move) -> Span:
-    return Span(move.first, move.end)
+def span_of(move: Move) -> TokenSpan:
+    return TokenSpan(move.first, move.end)
 
 
 def copied_part(ownership: Ownership, move: Move) -> float:
@@ -60,22 +60,22 @@ def copied_part(ownership: Ownership, move: Move) -> float:
     return min(1.0, max(0.0, (token - move.first) / move.size))
 
 
-def next_step(ownership: Ownership, move: Move, *, is_paused: bool) -> Step:
+def next_step(ownership: Ownership, move: Move, *, is_paused: bool) -> ImportStep:
     """Return the next step of `move` for the target with this ownership."""
     if move.state is MoveState.FLIPPED:
-        return Step.DONE
+        return ImportStep.DONE
     if ownership.owned.covers(span_of(move)) and ownership.is_founded:
-        return Step.FLIP
+        return ImportStep.FLIP
     cancelled = move.state is MoveState.CANCELLING
     found = ownership.import_of(move.id)
     if found is None:
-        return Step.FORGET if cancelled else Step.WAIT if is_paused else Step.BEGIN
+        return ImportStep.FORGET if cancelled else ImportStep.WAIT if is_paused else ImportStep.BEGIN
     if found.is_dropping:
-        return Step.WIPE
+        return ImportStep.WIPE
     if cancelled:
-        return Step.GIVE_UP
+        return ImportStep.GIVE_UP
     if found.end is not None:
-        return Step.ASK
+        return ImportStep.ASK
     if is_paused:
-        return Step.WAIT
-    return Step.COPY if found.cursor else Step.FOLLOW
+        return ImportStep.WAIT
+    return ImportStep.COPY if found.cursor else ImportStep.FOLLOW

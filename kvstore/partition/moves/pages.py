@@ -18,8 +18,8 @@ from kvstore.partition.state.entry import CREATE, DELETE, OVERWRITE, Entry, Requ
 from kvstore.partition.state.results import encode_result
 from kvstore.partition.state.retry_table import PART_OF_A_RANGE, decode_row
 from kvstore.partition.state.rows import data_key, encode_record
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import entry_pb2
 from kvstore.proto.arrays import ArrayDecoder
 from kvstore.types import Position
@@ -37,7 +37,7 @@ RETRIES = rows.ALL_RETRY[0]
 """The cursor at which request ids begin."""
 
 
-class Page(NamedTuple):
+class RangePage(NamedTuple):
     """A part of a range, as it is at one position."""
 
     keys: list[bytes]
@@ -51,20 +51,20 @@ class Page(NamedTuple):
     """The cluster version that writes the source's log, and therefore its rows."""
 
 
-def encode(page: Page) -> bytes:
+def encode(page: RangePage) -> bytes:
     """Encode a page. The version is left out if it is 1, because servers of version 1 do not know the field."""
     return msgspec.msgpack.encode(page if page.version > versions.FIRST else page[:-1])
 
 
-_decoder = ArrayDecoder(Page)
+_decoder = ArrayDecoder(RangePage)
 
 
-def decode(data: bytes) -> Page:
+def decode(data: bytes) -> RangePage:
     return _decoder.decode(data)
 
 
 # docs/protocol.md V4
-def admit(state: State, version: int) -> None:
+def admit(state: ReplicaState, version: int) -> None:
     """Raise Unavailable if a source's rows are written by a higher version than the target's log: the target follows
     the cluster soon, and the rows come then."""
     if version > state.log_version:
@@ -74,17 +74,17 @@ def admit(state: State, version: int) -> None:
         )
 
 
-def requests_in(page: Page) -> Requests | None:
+def requests_in(page: RangePage) -> Requests | None:
     return requests_of(entry_pb2.Requests.FromString(page.requests)) if page.requests else None
 
 
-def page_of(state: State, span: Span, cursor: bytes) -> Page:
+def page_of(state: ReplicaState, span: TokenSpan, cursor: bytes) -> RangePage:
     """Return the page that begins at `cursor`: records first, then request ids."""
     assert state.position is not None
     if cursor < RETRIES:
         keys, found, following = _records(state, span, cursor)
-        return Page(keys, found, b"", following, state.position, state.log_version)
-    picked = Picked(span)
+        return RangePage(keys, found, b"", following, state.position, state.log_version)
+    picked = PickedRequests(span)
     following = b""
     looked_at = read = 0
     for number, (row_key, row) in enumerate(state.engine.iterate(cursor, rows.ALL_RETRY[1])):
@@ -98,10 +98,10 @@ def page_of(state: State, span: Span, cursor: bytes) -> Page:
         picked.add(requests, int.from_bytes(row_key[1:], "big"), with_all_clients=True)
     requests_here = picked.requests
     message = requests_message(requests_here).SerializeToString() if requests_here is not None else b""
-    return Page([], [], message, following, state.position, state.log_version)
+    return RangePage([], [], message, following, state.position, state.log_version)
 
 
-def _records(state: State, span: Span, cursor: bytes) -> tuple[list[bytes], list[bytes], bytes]:
+def _records(state: ReplicaState, span: TokenSpan, cursor: bytes) -> tuple[list[bytes], list[bytes], bytes]:
     first, end = bounds(span)
     keys: list[bytes] = []
     found: list[bytes] = []
@@ -115,12 +115,12 @@ def _records(state: State, span: Span, cursor: bytes) -> tuple[list[bytes], list
     return keys, found, RETRIES
 
 
-class Changes:
+class RangeChanges:
     """The changes of a range in entries of the source's log, the last change of each key."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: TokenSpan) -> None:
         self._span = span
-        self._picked = Picked(span)
+        self._picked = PickedRequests(span)
         self._rows: dict[bytes, bytes] = {}
         self._bytes = 0
 
@@ -162,10 +162,10 @@ class Changes:
             self._picked.add(entry.requests, entry.first_seq, with_all_clients=False)
 
 
-class Picked:
+class PickedRequests:
     """Request ids that concern a range, gathered from several entries or rows."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: TokenSpan) -> None:
         self._span = span
         self._number: dict[bytes, int] = {}
         self._found = Requests([], [], [], [], [], [], [], [], [])

@@ -21,9 +21,9 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import pages
 from kvstore.partition.moves.counting import Counts
 from kvstore.partition.state.move_records import Drop, Freeze, Release, Unfreeze
-from kvstore.partition.state.ownership import Released
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.ownership import ReleasedRange
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.types import PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING
 
@@ -47,12 +47,12 @@ ROUTED_BYTES = 8
 """Size of that version in bytes."""
 
 
-class Asked(NamedTuple):
+class MoveRequest(NamedTuple):
     """A target's request. The method decides which fields count."""
 
     move: int
     target: PartitionId
-    span: Span
+    span: TokenSpan
     position: Position = BEGINNING
     """For a page: the pin. For a release: the freeze."""
     cursor: bytes = b""
@@ -60,15 +60,15 @@ class Asked(NamedTuple):
     hash: int = 0
 
 
-class Verdict(NamedTuple):
+class ReleaseVerdict(NamedTuple):
     """The answer to RELEASE and to CANCEL: released, or kept. While that is unknown, the call raises."""
 
-    released: Released | None
+    released: ReleasedRange | None
     differs: bool = False
     """Not released, and not to be requested again, because the copy is wrong."""
 
 
-asked_of = msgspec.msgpack.Decoder(Asked).decode
+request_of = msgspec.msgpack.Decoder(MoveRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -76,7 +76,12 @@ class Source:
     """The source's part of one replica. `leading` returns its leader, None while it does not serve."""
 
     def __init__(
-        self, env: Env, partition: PartitionId, state: State, leading: Callable[[], Leader | None], freeze_s: float
+        self,
+        env: Env,
+        partition: PartitionId,
+        state: ReplicaState,
+        leading: Callable[[], Leader | None],
+        freeze_s: float,
     ) -> None:
         self._env, self._partition, self._state, self._leading = env, partition, state, leading
         self._freeze_s = freeze_s
@@ -93,7 +98,7 @@ class Source:
 
     async def _answer(self, method: str, body: bytes) -> bytes:
         try:
-            asked = asked_of(body)
+            asked = request_of(body)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"expected a request of a target, got {body[:64].hex()}: {error}") from error
         if method == PIN:
@@ -116,13 +121,13 @@ class Source:
 
     # ── what any replica gives ────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _pin(self, asked: Asked) -> Position:
+    async def _pin(self, asked: MoveRequest) -> Position:
         """Return the leader's position. Another replica may stand before the range went away and came back: it owns the
         range there too, and a pin there would miss what was written elsewhere meanwhile."""
         await self._lead().prove()
         return self._where(asked)
 
-    def _where(self, asked: Asked) -> Position:
+    def _where(self, asked: MoveRequest) -> Position:
         """Return this replica's position, if it owns the range there. Raises Unavailable."""
         state = self._state
         if (
@@ -134,7 +139,7 @@ class Source:
             raise Unavailable(f"partition {self._partition}: this replica does not own {asked.span} at its position")
         return state.position
 
-    def _page(self, asked: Asked) -> pages.Page:
+    def _page(self, asked: MoveRequest) -> pages.RangePage:
         if self._where(asked) < asked.position:
             raise Unavailable(f"partition {self._partition}: this replica has not reached the pin {asked.position}")
         self.pages += 1
@@ -152,7 +157,7 @@ class Source:
         return leader
 
     # docs/protocol.md M5, M12
-    async def _freeze(self, asked: Asked) -> Position:
+    async def _freeze(self, asked: MoveRequest) -> Position:
         """Freeze the range and return the position of the freeze. Raises Unavailable if that is not possible now, or
         the range is still being counted."""
         leader = self._lead()
@@ -172,7 +177,7 @@ class Source:
             raise position_or_error
         return position_or_error
 
-    async def _frozen(self, asked: Asked) -> Position | StoreError:
+    async def _frozen(self, asked: MoveRequest) -> Position | StoreError:
         """Log a freeze that lapses in time. Return the error if it cannot be logged."""
         try:
             leader = self._lead()
@@ -186,12 +191,12 @@ class Source:
         self._env.nursery.spawn(self._lapse(leader, asked.move, position), name=f"{self._partition} unfreeze")
         return position
 
-    async def _release(self, asked: Asked) -> Verdict:
+    async def _release(self, asked: MoveRequest) -> ReleaseVerdict:
         """Release the range, or report that its freeze has lapsed. Raises Unavailable, or OutcomeUnknown, if that is
         not known yet."""
         released = self._released(asked)
         if released is not None:
-            return Verdict(released)
+            return ReleaseVerdict(released)
         leader = self._lead()
         serving_ranges, move = leader.serving_ranges, asked.move
         if serving_ranges.is_pending(move):
@@ -199,22 +204,22 @@ class Source:
         found, digest = serving_ranges.ownership.frozen_by(move), self.counts.find(move)
         if found is None or found.position != asked.position:
             await leader.prove()  # a deposed leader does not know what was released since
-            return Verdict(None)
+            return ReleaseVerdict(None)
         if digest is None:  # another leader froze the range, and has counted it
             await self._unfreeze(leader, move)
-            return Verdict(None)
+            return ReleaseVerdict(None)
         if (digest.count, digest.hash) != (asked.records, asked.hash):
             counted = (digest.count, digest.hash)
             is_copy_wrong = self.counts.doubt(move)
             log.error("partition=%s move=%d copy %s differs from %s", self._partition, move, asked[-2:], counted)
             await self._unfreeze(leader, move)
-            return Verdict(None, differs=is_copy_wrong)
+            return ReleaseVerdict(None, differs=is_copy_wrong)
         await leader.append_record(Release(move, asked.position, asked.records, found.target, found.span))
         log.info("partition=%s move=%d released to %s", self._partition, move, asked.target)
         self._forget(move)
-        return Verdict(self._released(asked))
+        return ReleaseVerdict(self._released(asked))
 
-    def _released(self, asked: Asked) -> Released | None:
+    def _released(self, asked: MoveRequest) -> ReleasedRange | None:
         """Return the release, also from a follower's state. Raises InvalidRequest if the range was released under
         another freeze."""
         found = self._state.ownership.released_by(asked.move)
@@ -222,7 +227,7 @@ class Source:
             raise InvalidRequest(f"move {asked.move} was released at freeze {found.freeze}, not {asked.position}")
         return found
 
-    async def _cancel(self, asked: Asked) -> Verdict:
+    async def _cancel(self, asked: MoveRequest) -> ReleaseVerdict:
         """Report the range as released, or keep it for good: no earlier request of the target will then be carried
         out."""
         leader = self._lead()
@@ -235,7 +240,7 @@ class Source:
                 await self._unfreeze(leader, asked.move)
             self._forget(asked.move)
             await leader.prove()
-        return Verdict(found)
+        return ReleaseVerdict(found)
 
     def _forget(self, move: int) -> None:
         self.counts.stop(move)
@@ -289,7 +294,7 @@ class Source:
         return not until
 
 
-def drop_bound(state: State, begin: bytes, end: bytes) -> bytes:
+def drop_bound(state: ReplicaState, begin: bytes, end: bytes) -> bytes:
     """Return the row key up to which one DROP removes rows; empty if it removes all."""
     size = 0
     for number, (row_key, row) in enumerate(state.engine.iterate(begin, end)):

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records
-from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, Kind
+from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, EntryKind
 from kvstore.partition.state.move_records import Own, Release
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import feed_pb2
 from kvstore.types import PartitionId, Position, Seq
 from kvstore.wal.ports import LogEntry
@@ -35,11 +35,11 @@ class Handed(NamedTuple):
     peer: PartitionId
     peer_seq: Seq
     """If `is_owned`, the former owner's sequence when it gave the range away."""
-    span: Span
+    span: TokenSpan
     move: int
 
 
-class Logged:
+class FeedEntry:
     """A log entry as the feed shows it. Its changes are in columns; all columns are empty if the entry changes
     nothing."""
 
@@ -82,10 +82,10 @@ class Logged:
 
 
 # docs/protocol.md F1
-def logged(found: LogEntry) -> Logged:
+def feed_entry_of(found: LogEntry) -> FeedEntry:
     """Convert a log entry to a feed entry. Raises Corrupted."""
     entry = entries.decode(found.payload)
-    made = Logged(found.position, Seq(entry.first_seq - 1), entry.last_seq, entry.time_ms)
+    made = FeedEntry(found.position, Seq(entry.first_seq - 1), entry.last_seq, entry.time_ms)
     if entry.is_control:
         _take_record(made, entry)
     elif entry.is_plain:
@@ -108,12 +108,12 @@ def time_of(payload: bytes) -> int:
     return entries.decode(payload).time_ms
 
 
-_IMPORT = bytes((Kind.IMPORT,))
+_IMPORT = bytes((EntryKind.IMPORT,))
 
 
-def _take_record(made: Logged, entry: Entry) -> None:
+def _take_record(made: FeedEntry, entry: Entry) -> None:
     kind = entry.kinds[0]
-    if kind not in (Kind.RELEASE_RANGE, Kind.OWN):
+    if kind not in (EntryKind.RELEASE_RANGE, EntryKind.OWN):
         return
     record = move_records.decode(kind, entry.control)
     if isinstance(record, Own):
@@ -124,7 +124,7 @@ def _take_record(made: Logged, entry: Entry) -> None:
         made.handed = Handed(False, made.before, record.target, Seq(0), record.span, record.move)
 
 
-def _take_plain(made: Logged, entry: Entry) -> None:
+def _take_plain(made: FeedEntry, entry: Entry) -> None:
     """Convert puts without expiries, which make up most entries."""
     first, count = entry.first_seq, len(entry.keys)
     made.sequences = created = range(first, first + count)
@@ -140,7 +140,7 @@ def _take_plain(made: Logged, entry: Entry) -> None:
         made.created = created
 
 
-def _take_all(made: Logged, entry: Entry) -> None:
+def _take_all(made: FeedEntry, entry: Entry) -> None:
     kinds = bytearray()
     sequences, keys, values, created, expires = [], [], [], [], []
     for kind, seq, key, value, since, expires_ms, replaced_ms in entry.mutations():
@@ -182,7 +182,7 @@ class Interest(NamedTuple):
             return bool(keys) if not start else any(key >= start for key in keys)
         return any(start <= key < end for key in keys)
 
-    def rows(self, entry: Logged, after: int, until: int = 0) -> Sequence[int]:
+    def rows(self, entry: FeedEntry, after: int, until: int = 0) -> Sequence[int]:
         """List the entry's changes that are in the range, after sequence `after` and not after `until` (0: no
         bound)."""
         start, end = self

@@ -13,7 +13,7 @@ import mmh3
 from kvstore.partition.state.effects import bounds
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.rows import token_of_data
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 
 ROWS_PER_STEP, BYTES_PER_STEP = 512, 1 << 20
 """Limits of one step, which takes some milliseconds."""
@@ -23,7 +23,7 @@ _U64 = (1 << 64) - 1
 class RangeDigest:
     """The digest of one range of one state. The state reports every change to it (`watch`)."""
 
-    def __init__(self, engine: Engine, span: Span) -> None:
+    def __init__(self, engine: Engine, span: TokenSpan) -> None:
         self.span = span
         self.count = 0
         self.hash = 0

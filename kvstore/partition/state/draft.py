@@ -21,7 +21,7 @@ from kvstore.types import PartitionId
 _CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
 
 
-class Mark(NamedTuple):
+class DraftSavepoint(NamedTuple):
     """The start of a batch: everything needed to undo it."""
 
     mutations: int
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
     metered: int
 
 
-class Asked(NamedTuple):
+class RequestColumns(NamedTuple):
     """Request ids of puts, in columns and in the order of the puts."""
 
     clients: Sequence[bytes]
@@ -193,7 +193,7 @@ class Draft(Struct, eq=False):
         layer.counts[client] = layer.counts.get(client, 0) + 1
         layer.results_bytes += BYTES_PER_RESULT + len(touched)
 
-    def answer_all(self, asked: Asked, versions: Sequence[int]) -> None:
+    def answer_all(self, asked: RequestColumns, versions: Sequence[int]) -> None:
         """Remember new request ids of puts that were just added as `versions`, which are their results."""
         clients, places, sequences, first_unacked, seen_ms, hashes = asked
         columns, layer, count = self._columns(), self.layer, len(clients)
@@ -238,22 +238,22 @@ class Draft(Struct, eq=False):
 
     # ── atomic batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, *, is_together: bool = True) -> Mark:
+    def begin(self, *, is_together: bool = True) -> DraftSavepoint:
         """Begin a batch, which `undo` can take back. Batches do not nest. If `is_together`, quotas are checked once for
         the whole batch, by `keep`, and not for each write."""
         assert self._undo is None, "a batch within a batch"
         self._undo = []
         expires, replaced = len(self.expires_ms), len(self.replaced_ms)
         metered = 0 if self.meter is None else self.meter.begin(is_together=is_together)
-        return Mark(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.size, metered)
+        return DraftSavepoint(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.size, metered)
 
-    def keep(self, mark: Mark) -> None:
+    def keep(self, mark: DraftSavepoint) -> None:
         """Keep the batch since `mark`. Raises QuotaExceeded; the caller must then undo the batch."""
         if self.meter is not None:
             self.meter.end(mark.metered)
         self._undo = None
 
-    def undo(self, mark: Mark) -> None:
+    def undo(self, mark: DraftSavepoint) -> None:
         """Take back everything added since `mark`."""
         assert self._undo is not None, "undone without a beginning"
         for key, row in reversed(self._undo):

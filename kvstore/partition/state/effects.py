@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from kvstore.errors import Corrupted
 from kvstore.partition.state.checksum import fold
-from kvstore.partition.state.engine import Batch, Engine
+from kvstore.partition.state.engine import Engine, EngineBatch
 from kvstore.partition.state.entry import CREATE, DELETE, LONE, NOTE, OVERWRITE, Entry
 from kvstore.partition.state.move_records import Drop, ImportBegin, ImportRows, MoveRecord, Own, Release
 from kvstore.partition.state.ownership import Ownership
@@ -33,7 +33,7 @@ from kvstore.partition.state.rows import (
     token_bound,
     token_of_data,
 )
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 
 
 class Effect(NamedTuple):
@@ -46,7 +46,7 @@ class Effect(NamedTuple):
 
 
 def apply_record(
-    engine: Engine, batch: Batch, ownership: Ownership, record: MoveRecord, changed: Ownership, seq: int
+    engine: Engine, batch: EngineBatch, ownership: Ownership, record: MoveRecord, changed: Ownership, seq: int
 ) -> Effect:
     """Add the record's changes of rows to `batch`. `changed` is the ownership after the record, `seq` the sequence of
     its entry. Raises Corrupted."""
@@ -73,12 +73,12 @@ def apply_record(
     return Effect(changed, seq, count)
 
 
-def bounds(span: Span) -> tuple[bytes, bytes]:
+def bounds(span: TokenSpan) -> tuple[bytes, bytes]:
     """Return the range [first, second) of row keys that holds the records of a token range."""
     return token_bound(span.first), token_bound(span.last + 1)
 
 
-def remove(engine: Engine, batch: Batch, begin: bytes, end: bytes) -> None:
+def remove(engine: Engine, batch: EngineBatch, begin: bytes, end: bytes) -> None:
     """Remove records and their index rows."""
     for row_key, row in engine.iterate(begin, end):
         key = key_of_data(row_key)
@@ -89,7 +89,7 @@ def remove(engine: Engine, batch: Batch, begin: bytes, end: bytes) -> None:
             batch.delete(expiry_key(expires_ms, key))
 
 
-def _replace(engine: Engine, batch: Batch, span: Span, record: ImportRows) -> None:
+def _replace(engine: Engine, batch: EngineBatch, span: TokenSpan, record: ImportRows) -> None:
     """Replace rows by those of an import. Each key occurs at most once."""
     keys, rows = record.keys, record.rows
     if len(keys) != len(rows) or len(set(keys)) != len(keys):
@@ -116,7 +116,7 @@ def _replace(engine: Engine, batch: Batch, span: Span, record: ImportRows) -> No
 # ── mutations of keys ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def change(batch: Batch, entry: Entry, data_keys: list[bytes] | None, crc: int) -> tuple[int, int]:
+def change(batch: EngineBatch, entry: Entry, data_keys: list[bytes] | None, crc: int) -> tuple[int, int]:
     """Put the changes of an entry into the batch. `data_keys` are the row keys of its keys, if known. Return by how
     much the number of keys changes, and the new checksum; `crc` is the checksum before."""
     keys, ages = entry.keys, entry.ages
@@ -136,7 +136,7 @@ def change(batch: Batch, entry: Entry, data_keys: list[bytes] | None, crc: int) 
     return created, fold(crc, data_keys, written)
 
 
-def _put_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
+def _put_all(batch: EngineBatch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
     """Put records without expiries. Return the number of keys created and the rows written."""
     kinds, keys, ages = entry.kinds, entry.keys, entry.ages
     first, time_ms = entry.first_seq, entry.time_ms
@@ -160,7 +160,7 @@ def _put_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, l
     return len(created), written
 
 
-def _change_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
+def _change_all(batch: EngineBatch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
     """Apply any mutations. Return by how much the number of keys changes, and the rows written."""
     change, written = 0, []
     time_ms = entry.time_ms

@@ -20,7 +20,7 @@ ROOM_INODES = 64
 """Inodes that must be free, if the file system has a fixed number: each flush and each compaction creates files."""
 
 
-class Batch(Protocol):
+class EngineBatch(Protocol):
     """Changes that take effect atomically, in the order in which they were added. Can be written once."""
 
     def put(self, key: bytes, value: bytes) -> None: ...
@@ -30,7 +30,7 @@ class Batch(Protocol):
         ...
 
 
-class Cursor(Protocol):
+class ViewCursor(Protocol):
     """Reads the rows of a range of a view, some at a time."""
 
     def take(self, rows_max: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
@@ -47,7 +47,7 @@ class View(Protocol):
     """Ranges of rows as they were when the view was made. A view holds disk space and must be closed. The engine closes
     its views when it is closed or cleared."""
 
-    def cursor(self, begin: bytes, end: bytes) -> Cursor:
+    def cursor(self, begin: bytes, end: bytes) -> ViewCursor:
         """Start at the first row in [begin, end), which must lie within one range of the view. Raises ViewClosed."""
         ...
 
@@ -70,9 +70,9 @@ class Engine(Protocol):
         """Return the values in the order of `keys`."""
         ...
 
-    def batch(self) -> Batch: ...
+    def batch(self) -> EngineBatch: ...
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         """Apply `batch` completely or not at all. Every later call sees it, and a later flush makes it durable. After a
         transient error the engine has stopped: earlier writes stay readable until `resume`."""
         ...

@@ -9,7 +9,7 @@ from itertools import islice
 
 from sortedcontainers import SortedDict
 
-from kvstore.partition.state.engine import Batch, ViewClosed
+from kvstore.partition.state.engine import EngineBatch, ViewClosed
 
 _Undo = list[tuple[bytes, bytes | None]]
 
@@ -99,7 +99,7 @@ class MemoryEngine:
     def batch(self) -> MemoryBatch:
         return MemoryBatch()
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         assert isinstance(batch, MemoryBatch)
         assert self._open, "written after close"
         if self.stopped is not None:

@@ -29,7 +29,7 @@ from rocksdict import (
 from kvstore.env.clock import SystemClock
 from kvstore.env.files.write_trial import try_file
 from kvstore.os_errors import CORRUPTION, errno_of_status, is_passing, no_room
-from kvstore.partition.state.engine import ROOM_BYTES, ROOM_INODES, Batch, ViewClosed
+from kvstore.partition.state.engine import ROOM_BYTES, ROOM_INODES, EngineBatch, ViewClosed
 from kvstore.partition.state.rocks_memory import RocksMemory
 
 BLOOM_BITS_PER_KEY = 10
@@ -142,10 +142,10 @@ class RocksEngine:
             raise self._failed(error) from error
         return values
 
-    def batch(self) -> Batch:
+    def batch(self) -> EngineBatch:
         return WriteBatch(raw_mode=True)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         self._bytes_to_look -= batch.size_in_bytes()  # type: ignore[attr-defined]
         try:
             self._db.write(batch)  # type: ignore[arg-type]

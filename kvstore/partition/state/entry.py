@@ -24,7 +24,7 @@ FIRST_ENCODING = 1
 """The checksum encoding of an entry that names none."""
 
 
-class Kind(IntEnum):
+class EntryKind(IntEnum):
     """Kinds of mutations and records. DO NOT CHANGE: these numbers are in the log. Kinds below 16 are mutations; kinds
     from 16 on are records, each alone in its entry."""
 
@@ -67,12 +67,17 @@ REPLACES = 0x40
 """Flag on a mutation's kind: the record that it replaces or deletes had an expiry."""
 KIND = 0x1F
 
-CREATE, OVERWRITE, DELETE, NOTE = int(Kind.CREATE), int(Kind.OVERWRITE), int(Kind.DELETE), int(Kind.NOTE)
+CREATE, OVERWRITE, DELETE, NOTE = (
+    int(EntryKind.CREATE),
+    int(EntryKind.OVERWRITE),
+    int(EntryKind.DELETE),
+    int(EntryKind.NOTE),
+)
 _PLAIN = bytes((CREATE, OVERWRITE))
 LONE = {bytes((CREATE,)): 0, bytes((OVERWRITE,)): 1}
 """Kinds of an entry that is one put without expiries, with the number of ages that it has."""
-_CONTROL = frozenset(kind for kind in Kind if kind >= Kind.EPOCH_START and kind is not Kind.IMPORT)
-_IMPORT = bytes((Kind.IMPORT,))
+_CONTROL = frozenset(kind for kind in EntryKind if kind >= EntryKind.EPOCH_START and kind is not EntryKind.IMPORT)
+_IMPORT = bytes((EntryKind.IMPORT,))
 
 
 class Mutation(NamedTuple):
@@ -193,11 +198,13 @@ class Entry(Struct, eq=False):
         return message.SerializeToString()
 
 
-def control(partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: Kind, said: bytes = b"") -> Entry:
+def control(
+    partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: EntryKind, said: bytes = b""
+) -> Entry:
     """Make a control record, which is alone in its entry."""
     entry = Entry(partition, epoch, next_seq, time_ms, bytes((kind,)))
     entry.control = said
-    if kind is Kind.IMPORT:
+    if kind is EntryKind.IMPORT:
         entry.keys = [b""]
     return entry
 
@@ -229,7 +236,7 @@ def is_release(payload: bytes) -> bool:
         message = _parse(payload)
     except Corrupted:
         return False
-    return message.format == FORMAT and message.kinds == bytes((Kind.RELEASE_LEAD,))
+    return message.format == FORMAT and message.kinds == bytes((EntryKind.RELEASE_LEAD,))
 
 
 def _parse(payload: bytes) -> entry_pb2.Entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Mark(NamedTuple):
+class MarkRecord(NamedTuple):
     """The contents of a MARK record. DO NOT CHANGE the order of the fields; new fields come last and have a default."""
 
     pin: str

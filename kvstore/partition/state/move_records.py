@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvstore.errors import Corrupted
-from kvstore.partition.state.entry import Kind
-from kvstore.partition.state.marks import Mark
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.entry import EntryKind
+from kvstore.partition.state.marks import MarkRecord
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto.arrays import ArrayDecoder
 from kvstore.types import PartitionId, Position
 
@@ -23,7 +23,7 @@ from kvstore.types import PartitionId, Position
 class Founded(NamedTuple):
     """Part of an epoch-start record: what the partition owns from its first record on."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[TokenSpan, ...]
 
 
 class ImportBegin(NamedTuple):
@@ -32,7 +32,7 @@ class ImportBegin(NamedTuple):
     move: int
     attempt: int
     source: PartitionId
-    span: Span
+    span: TokenSpan
     pin: Position
     """The target follows the source's log from the entry after this position, and pins the log from its ledger on."""
 
@@ -67,7 +67,7 @@ class Freeze(NamedTuple):
 
     move: int
     target: PartitionId
-    span: Span
+    span: TokenSpan
 
 
 class Unfreeze(NamedTuple):
@@ -85,7 +85,7 @@ class Release(NamedTuple):
     target: PartitionId = PartitionId("")
     """As in the freeze. Readers of the change feed learn from it where the range continues. Empty, with no span, in old
     logs."""
-    span: Span | None = None
+    span: TokenSpan | None = None
 
 
 class Own(NamedTuple):
@@ -101,7 +101,7 @@ class Own(NamedTuple):
     source: PartitionId = PartitionId("")
     """As in the import. Readers of the change feed learn from it whose changes come first. Empty, with no span, in old
     logs."""
-    span: Span | None = None
+    span: TokenSpan | None = None
 
 
 class Drop(NamedTuple):
@@ -121,22 +121,22 @@ class LogVersion(NamedTuple):
 
 
 MoveRecord = (
-    Founded | ImportBegin | ImportRows | ImportEnd | Freeze | Unfreeze | Release | Own | Drop | Mark | LogVersion
+    Founded | ImportBegin | ImportRows | ImportEnd | Freeze | Unfreeze | Release | Own | Drop | MarkRecord | LogVersion
 )
 """The last two concern no token and change no ownership."""
 
-KIND_OF: dict[type, Kind] = {
-    Founded: Kind.EPOCH_START,
-    ImportBegin: Kind.IMPORT_BEGIN,
-    ImportRows: Kind.IMPORT,
-    ImportEnd: Kind.IMPORT_END,
-    Freeze: Kind.FREEZE,
-    Unfreeze: Kind.UNFREEZE,
-    Release: Kind.RELEASE_RANGE,
-    Own: Kind.OWN,
-    Drop: Kind.DROP,
-    Mark: Kind.MARK,
-    LogVersion: Kind.LOG_VERSION,
+KIND_OF: dict[type, EntryKind] = {
+    Founded: EntryKind.EPOCH_START,
+    ImportBegin: EntryKind.IMPORT_BEGIN,
+    ImportRows: EntryKind.IMPORT,
+    ImportEnd: EntryKind.IMPORT_END,
+    Freeze: EntryKind.FREEZE,
+    Unfreeze: EntryKind.UNFREEZE,
+    Release: EntryKind.RELEASE_RANGE,
+    Own: EntryKind.OWN,
+    Drop: EntryKind.DROP,
+    MarkRecord: EntryKind.MARK,
+    LogVersion: EntryKind.LOG_VERSION,
 }
 _decoders: dict[int, ArrayDecoder[Any]] = {int(kind): ArrayDecoder(record) for record, kind in KIND_OF.items()}
 _encode = msgspec.msgpack.Encoder().encode

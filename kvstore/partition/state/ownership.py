@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar, assert_never
 import msgspec
 
 from kvstore.errors import Corrupted, WrittenByNewer
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.move_records import (
     Drop,
     Founded,
@@ -30,7 +30,7 @@ from kvstore.partition.state.move_records import (
     Unfreeze,
 )
 from kvstore.partition.state.rows import token_bound
-from kvstore.partition.state.tokens import EVERYTHING, Span, Tokens
+from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
 from kvstore.proto.arrays import ArrayDecoder
 from kvstore.types import PartitionId, Position
 
@@ -38,13 +38,13 @@ FORMAT = 1
 _head = Struct(">B")
 
 
-class Import(NamedTuple):
+class ImportedRange(NamedTuple):
     """A range that is being imported. Its rows are here, and no read sees them."""
 
     move: int
     attempt: int
     source: PartitionId
-    span: Span
+    span: TokenSpan
     pin: Position
     cursor: bytes
     """Where copying continues; empty once everything has been copied."""
@@ -58,21 +58,21 @@ class Import(NamedTuple):
     """Records before this key have been removed."""
 
 
-class Frozen(NamedTuple):
+class FrozenRange(NamedTuple):
     """A range that takes no writes."""
 
     move: int
     target: PartitionId
-    span: Span
+    span: TokenSpan
     position: Position
 
 
-class Released(NamedTuple):
+class ReleasedRange(NamedTuple):
     """A range that was owned. Its rows are still here, and no read sees them."""
 
     move: int
     target: PartitionId
-    span: Span
+    span: TokenSpan
     freeze: Position
     position: Position
     seq: int
@@ -83,7 +83,7 @@ class Released(NamedTuple):
     earlier ones."""
 
 
-_Part = TypeVar("_Part", Import, Frozen, Released)
+_Part = TypeVar("_Part", ImportedRange, FrozenRange, ReleasedRange)
 
 
 def _find(parts: Iterable[_Part], move: int) -> _Part | None:
@@ -99,9 +99,9 @@ class Ownership:
     """A partition whose log has never said what it owns dates from before there were moves: it owns what the ring gives
     it."""
     is_founded: bool = False
-    imports: tuple[Import, ...] = ()
-    frozen: tuple[Frozen, ...] = ()
-    released: tuple[Released, ...] = ()
+    imports: tuple[ImportedRange, ...] = ()
+    frozen: tuple[FrozenRange, ...] = ()
+    released: tuple[ReleasedRange, ...] = ()
     newest: int = 0
     """The latest planned of the moves that brought a range here. A ring that does not contain this move is too old to
     route by."""
@@ -115,20 +115,20 @@ class Ownership:
         return tokens
 
     @property
-    def has_strangers(self) -> bool:
+    def has_foreign_rows(self) -> bool:
         """True if the state contains rows that are not owned."""
         return bool(self.imports or self.released)
 
-    def import_of(self, move: int) -> Import | None:
+    def import_of(self, move: int) -> ImportedRange | None:
         return _find(self.imports, move)
 
-    def frozen_by(self, move: int) -> Frozen | None:
+    def frozen_by(self, move: int) -> FrozenRange | None:
         return _find(self.frozen, move)
 
-    def released_by(self, move: int) -> Released | None:
+    def released_by(self, move: int) -> ReleasedRange | None:
         return _find(self.released, move)
 
-    def released_at(self, token: int) -> Released | None:
+    def released_at(self, token: int) -> ReleasedRange | None:
         """Return the release that gave the token away, as long as its rows are here."""
         return next((each for each in self.released if each.span.holds(token)), None)
 
@@ -158,7 +158,7 @@ class Ownership:
                 return self._own(record)
             case Freeze(move, target, span):
                 self._want(self.writable.covers(span) and self.frozen_by(move) is None, record)
-                return replace(self, frozen=(*self.frozen, Frozen(move, target, span, position)))
+                return replace(self, frozen=(*self.frozen, FrozenRange(move, target, span, position)))
             case Unfreeze(move):
                 self._want(self.frozen_by(move) is not None, record)
                 return replace(self, frozen=_without(self.frozen, move))
@@ -166,7 +166,7 @@ class Ownership:
                 return self._release(record, position, seq, time_ms)
             case Drop():
                 return self._drop(record)
-            case Mark() | LogVersion():
+            case MarkRecord() | LogVersion():
                 return self
         assert_never(record)
 
@@ -179,7 +179,7 @@ class Ownership:
         others = _without(self.imports, move)
         strangers = [each.span for each in others] + [each.span for each in self.released]
         self._want(not self.owned.meets(span) and not any(span.meets(each) for each in strangers), record)
-        begun = Import(move, attempt, source, span, pin, b"d", pin, None)
+        begun = ImportedRange(move, attempt, source, span, pin, b"d", pin, None)
         return replace(self, imports=(*others, begun))
 
     def _with_import(
@@ -210,7 +210,7 @@ class Ownership:
         self._want(found is not None and found.position == record.freeze, record)
         assert found is not None
         move, target, span, freeze = found
-        released = Released(move, target, span, freeze, position, seq, time_ms)
+        released = ReleasedRange(move, target, span, freeze, position, seq, time_ms)
         owned, frozen = self.owned.without(span), _without(self.frozen, move)
         return replace(self, owned=owned, frozen=frozen, released=(*self.released, released))
 
@@ -250,10 +250,10 @@ class Ownership:
 
 
 class _Row(NamedTuple):
-    owned: tuple[Span, ...]
-    imports: tuple[Import, ...]
-    frozen: tuple[Frozen, ...]
-    released: tuple[Released, ...]
+    owned: tuple[TokenSpan, ...]
+    imports: tuple[ImportedRange, ...]
+    frozen: tuple[FrozenRange, ...]
+    released: tuple[ReleasedRange, ...]
     newest: int = 0
 
 

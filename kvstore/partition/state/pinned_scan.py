@@ -10,10 +10,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.partition.state.engine import Cursor, View
-from kvstore.partition.state.pinned_views import Held
+from kvstore.partition.state.engine import View, ViewCursor
+from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.rows import ALL_ORDER, ORDER, data_key, token_bound, token_of_data
-from kvstore.partition.state.tokens import Span, Tokens
+from kvstore.partition.state.tokens import Tokens, TokenSpan
 from kvstore.proto import data_pb2, pinned_page
 
 STEP_ROWS, STEP_BYTES = 128, 128 << 10
@@ -35,8 +35,8 @@ class PinnedScan:
 
     def __init__(
         self,
-        held: Held,
-        span: Span,
+        held: PinnedView,
+        span: TokenSpan,
         *,
         start: bytes = b"",
         end: bytes = b"",
@@ -54,8 +54,8 @@ class PinnedScan:
             picked = [
                 key for key in few if key > after and span.holds(token_of_data(key)) and held.owned.holds_row(key)
             ]
-            self._cursors = iter([_Picked(held.view, picked)])
-        self._cursor: Cursor | None = next(self._cursors, None)
+            self._cursors = iter([_PickedRows(held.view, picked)])
+        self._cursor: ViewCursor | None = next(self._cursors, None)
         self._last = after
         self._begin_page()
 
@@ -71,7 +71,7 @@ class PinnedScan:
             self._read(self._cursor)
         return self._cursor is None or self._bytes >= self._page_bytes or self._seen >= 128 * STEP_ROWS
 
-    def _read(self, cursor: Cursor) -> None:
+    def _read(self, cursor: ViewCursor) -> None:
         keys, rows = cursor.take(STEP_ROWS, min(STEP_BYTES, self._page_bytes - self._bytes))
         if not keys:
             self._cursor = next(self._cursors, None)
@@ -101,7 +101,7 @@ class PinnedScan:
         return page
 
 
-def _cursors(view: View, owned: Tokens, span: Span, after: bytes) -> Iterator[Cursor]:
+def _cursors(view: View, owned: Tokens, span: TokenSpan, after: bytes) -> Iterator[ViewCursor]:
     """Yield cursors over the owned tokens of a span, behind `after`."""
     behind = after + b"\x00" if after else b""
     for first, last in owned.spans:
@@ -118,7 +118,7 @@ def _few(view: View, start: bytes, end: bytes) -> list[bytes] | None:
     return sorted(data_key(key[1:]) for key in keys) if len(keys) <= FEW_KEYS else None
 
 
-class _Picked:
+class _PickedRows:
     """A cursor over rows whose keys are known."""
 
     def __init__(self, view: View, keys: list[bytes]) -> None:
@@ -140,7 +140,7 @@ class _Picked:
 # ── sizes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sizes(held: Held, samples: list[Sample], split_bytes: int) -> tuple[int, list[int]]:
+def sizes(held: PinnedView, samples: list[Sample], split_bytes: int) -> tuple[int, list[int]]:
     """Estimate from samples of all stretches how many bytes of keys and values the state has, and at which tokens to
     split it. Return the bytes, and the last tokens of splits of about `split_bytes` each, without the last split."""
     rows = sum(each.rows * each.width for each in samples)
@@ -156,7 +156,7 @@ def sizes(held: Held, samples: list[Sample], split_bytes: int) -> tuple[int, lis
 class Sample(NamedTuple):
     """A stretch of tokens, with the records and bytes per token that its first rows show."""
 
-    span: Span
+    span: TokenSpan
     rows: float
     bytes: float
 
@@ -165,17 +165,17 @@ class Sample(NamedTuple):
         return self.span.last - self.span.first + 1
 
 
-def stretches(held: Held) -> list[Span]:
+def stretches(held: PinnedView) -> list[TokenSpan]:
     """Divide the owned tokens into parts of equal width."""
     step = max(1, -(-sum(last - first + 1 for first, last in held.owned.spans) // SAMPLES))
     return [
-        Span(begin, min(begin + step - 1, last))
+        TokenSpan(begin, min(begin + step - 1, last))
         for first, last in held.owned.spans
         for begin in range(first, last + 1, step)
     ]
 
 
-def sample(view: View, span: Span) -> Sample:
+def sample(view: View, span: TokenSpan) -> Sample:
     """Sample the first rows of a stretch. Raises ViewClosed."""
     keys, rows = view.cursor(token_bound(span.first), token_bound(span.last + 1)).take(SAMPLE_ROWS, SAMPLE_BYTES)
     size = sum(len(key) - pinned_page.TOKEN_BYTES for key in keys) + sum(len(row) - _HEADERS[row[0]] for row in rows)

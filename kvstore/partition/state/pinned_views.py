@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvstore.errors import NoSuchPin, Overloaded
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine import Engine, View
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.tokens import Tokens
 from kvstore.types import PartitionId, Position, Seq
 
@@ -22,7 +22,7 @@ notebook that loads one data frame after another has as many views as it loads w
 
 
 @dataclass(slots=True)
-class Held:
+class PinnedView:
     """A state at one position."""
 
     pin: str
@@ -44,7 +44,7 @@ class PinnedViews:
 
     def __init__(self, partition: PartitionId, engine: Engine) -> None:
         self._partition, self._engine = partition, engine
-        self.by_pin: dict[str, Held] = {}
+        self.by_pin: dict[str, PinnedView] = {}
         self.passed_ms: Callable[[], int] = lambda: 0
         """The server's time by which views end; 0 if only record time counts (docs/protocol.md, P31)."""
         self.expired = 0
@@ -53,12 +53,14 @@ class PinnedViews:
         """Number of MARKs that were not kept because there were HELD_MAX views."""
 
     @property
-    def all(self) -> list[Held]:
+    def all(self) -> list[PinnedView]:
         """All views, sorted by pin."""
         return [self.by_pin[pin] for pin in sorted(self.by_pin)]
 
     # docs/protocol.md K1
-    def apply(self, mark: Mark, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int) -> None:
+    def apply(
+        self, mark: MarkRecord, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int
+    ) -> None:
         """Apply a MARK that is in the state. The arguments describe the state at the MARK."""
         self.expire(time_ms)
         if not mark.takes:
@@ -73,10 +75,10 @@ class PinnedViews:
         view = self._engine.view((rows.ALL_DATA, rows.ALL_ORDER))
         expired = rows.ALL_EXPIRY[0], rows.expiry_key(time_ms + 1, b"")
         hides_expired = next(self._engine.iterate(*expired), None) is not None
-        held = Held(mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, hides_expired)
+        held = PinnedView(mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, hides_expired)
         self.by_pin[mark.pin] = held
 
-    def _move_deadline(self, mark: Mark) -> None:
+    def _move_deadline(self, mark: MarkRecord) -> None:
         found = self.by_pin.get(mark.pin)
         if found is None:
             return
@@ -85,7 +87,7 @@ class PinnedViews:
         else:
             self.drop(mark.pin)
 
-    def taken(self, pin: str, position: Position) -> Held:
+    def taken(self, pin: str, position: Position) -> PinnedView:
         """Return the view of a MARK that is in the state now. Raises Overloaded if there were too many views, otherwise
         like `get`."""
         if pin not in self.by_pin:
@@ -98,7 +100,7 @@ class PinnedViews:
         if others >= HELD_MAX:
             raise Overloaded(f"partition {self._partition}: {others} of at most {HELD_MAX} pins are in use")
 
-    def get(self, pin: str, position: Position) -> Held:
+    def get(self, pin: str, position: Position) -> PinnedView:
         """Return the view of the pin. Raises NoSuchPin."""
         found = self.by_pin.get(pin)
         if found is None or found.position != position:

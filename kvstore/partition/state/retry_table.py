@@ -72,7 +72,7 @@ def touched_tokens(row_keys: list[bytes]) -> bytes:
     return b"".join(sorted({each[1:5] for each in row_keys}))
 
 
-class _Client:
+class _ClientResults:
     """One client's requests and results."""
 
     __slots__ = ("count", "first_unacked", "left", "results", "row", "seen_ms")
@@ -97,7 +97,7 @@ class RetryTable:
     def __init__(self, *, window_ms: int, bytes_max: int, results_max: int) -> None:
         self.bytes = 0
         self._window_ms, self._bytes_max, self._results_max = window_ms, bytes_max, results_max
-        self._clients: dict[bytes, _Client] = {}
+        self._clients: dict[bytes, _ClientResults] = {}
         self.idle: list[tuple[int, bytes]] = []
         """A heap with each client once, by a `seen_ms` that it had. Its present `seen_ms` may be later."""
         self._rows: dict[int, int] = {}
@@ -202,7 +202,7 @@ class RetryTable:
         self._release(first_seq)
         return self._take_dropped()
 
-    def _remember_together(self, client: _Client, first_seq: int, requests: Requests) -> None:
+    def _remember_together(self, client: _ClientResults, first_seq: int, requests: Requests) -> None:
         """Do the same as `_remember_each` for plain requests, in columns."""
         sequences, count = requests.sequences, len(requests.sequences)
         versions = map(first_seq.__add__, requests.mutations)
@@ -213,7 +213,7 @@ class RetryTable:
         self.bytes += count * BYTES_PER_RESULT
         self._rows[first_seq] += count
 
-    def _remember_each(self, clients: list[_Client], first_seq: int, requests: Requests) -> None:
+    def _remember_each(self, clients: list[_ClientResults], first_seq: int, requests: Requests) -> None:
         nothing = [b""] * len(requests.sequences)
         results, touched = requests.results or nothing, requests.touched or nothing
         kept = size = 0
@@ -235,7 +235,7 @@ class RetryTable:
         self.bytes += size
         self._rows[first_seq] += kept
 
-    def _bound(self, client: _Client) -> None:
+    def _bound(self, client: _ClientResults) -> None:
         """Enforce the bounds whatever the log says: drop the client's lowest sequences, as if the client had
         acknowledged them. Their duplicates are then refused, never applied (docs/protocol.md, P33)."""
         if client.count <= self._results_max and self.bytes <= 2 * self._bytes_max:
@@ -275,10 +275,10 @@ class RetryTable:
             self._release(client.row)
         return self._take_dropped()
 
-    def _touch(self, client_id: bytes, row: int, time_ms: int, first_unacked: int, seen_ms: int) -> _Client:
+    def _touch(self, client_id: bytes, row: int, time_ms: int, first_unacked: int, seen_ms: int) -> _ClientResults:
         client = self._clients.get(client_id)
         if client is None:
-            client = self._clients[client_id] = _Client()
+            client = self._clients[client_id] = _ClientResults()
             self.bytes += BYTES_PER_CLIENT
             heappush(self.idle, (max(seen_ms, time_ms), client_id))
         else:
@@ -290,7 +290,7 @@ class RetryTable:
             self._prune(client, first_unacked)
         return client
 
-    def _prune(self, client: _Client, first_unacked: int) -> None:
+    def _prune(self, client: _ClientResults, first_unacked: int) -> None:
         before, client.first_unacked = client.first_unacked, first_unacked
         results = client.results
         if first_unacked - before <= len(results):
@@ -298,7 +298,7 @@ class RetryTable:
         else:
             self._drop(client, [each for each in results if each < first_unacked])
 
-    def _drop(self, client: _Client, sequences: Iterable[int]) -> None:
+    def _drop(self, client: _ClientResults, sequences: Iterable[int]) -> None:
         """Drop the results of sequences, if there are any. Results of one row are mostly adjacent."""
         released, many, count, size = 0, 0, 0, 0
         link: _Chain | None
@@ -358,7 +358,7 @@ class RetryTable:
         return sorted(self._rows)
 
 
-def _are_plain(requests: Requests, client: _Client) -> bool:
+def _are_plain(requests: Requests, client: _ClientResults) -> bool:
     """Return True if all are requests of this client whose results are their mutations' sequences, each under a
     sequence of its own that is not remembered."""
     sequences, results = requests.sequences, client.results
@@ -368,7 +368,7 @@ def _are_plain(requests: Requests, client: _Client) -> bool:
     return is_kept and len(set(sequences)) == len(sequences)
 
 
-def _left(client: _Client, first_unacked: int) -> int:
+def _left(client: _ClientResults, first_unacked: int) -> int:
     """Return how many results remain once the client has acknowledged all below `first_unacked`."""
     if first_unacked <= client.first_unacked:
         return client.count
@@ -383,7 +383,7 @@ def _left(client: _Client, first_unacked: int) -> int:
     return client.left[1]
 
 
-def _count_from(client: _Client, sequence: int) -> int:
+def _count_from(client: _ClientResults, sequence: int) -> int:
     count = 0
     for each, first in client.results.items():
         link: _Chain | None = first if each >= sequence else None

@@ -37,7 +37,7 @@ LOOK_SHARE = 1 / 16
 """Share of the budget by which the write buffers may grow before they are checked early."""
 
 
-class Engine(Protocol):
+class BudgetedEngine(Protocol):
     """An engine that shares the budget."""
 
     def unflushed_bytes(self) -> int: ...
@@ -60,14 +60,14 @@ class RocksMemory:
         self._look_beyond = 0.0
         """The size of the write buffers from which on they are checked before the next check is due."""
         self._index_bytes = 0
-        self._engines: dict[Engine, None] = {}
-        self._flushing: set[Engine] = set()
+        self._engines: dict[BudgetedEngine, None] = {}
+        self._flushing: set[BudgetedEngine] = set()
 
-    def add(self, engine: Engine) -> None:
+    def add(self, engine: BudgetedEngine) -> None:
         """Add an engine to the budget. Its options hold the cache and the write-buffer count."""
         self._engines[engine] = None
 
-    def remove(self, engine: Engine) -> None:
+    def remove(self, engine: BudgetedEngine) -> None:
         """Remove an engine from the budget, before it closes."""
         self._engines.pop(engine, None)
 
@@ -104,7 +104,7 @@ class RocksMemory:
             "flushes_for_memory": self.flushes,
         }
 
-    def _flush(self, engine: Engine) -> None:
+    def _flush(self, engine: BudgetedEngine) -> None:
         self.flushes += 1
         self._flushing.add(engine)
         engine.flush_to_free().add_done_callback(lambda _: self._flushing.discard(engine))

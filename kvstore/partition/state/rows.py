@@ -34,10 +34,10 @@ ALL_DATA = (b"d", b"e")
 ALL_ORDER = (b"o", b"p")
 ALL_EXPIRY = (b"x", b"y")
 ALL_RETRY = (b"r", b"s")
-TERRITORY_KEY = b"t"
+OWNERSHIP_KEY = b"t"
 CHECKS_KEY = b"c"
 ORIGINS_KEY = b"f"
-HEARD_KEY = b"h"
+REPORTED_KEY = b"h"
 VERSION_KEY = b"v"
 EVERYTHING = (b"", b"\xff")
 
@@ -58,7 +58,7 @@ def origins_of(row: bytes | None) -> frozenset[ServerId]:
     return frozenset(ServerId(each.decode()) for each in row[1:].split(b"\0"))
 
 
-class Heard(NamedTuple):
+class ReportedDifference(NamedTuple):
     """A difference that another replica reported: the sequence of its first difference, and whether this replica is
     barred for it."""
 
@@ -66,23 +66,23 @@ class Heard(NamedTuple):
     is_barred: bool
 
 
-NOTHING_HEARD = Heard(Seq(0), False)
-_heard = Struct(">BQB")
+NOTHING_REPORTED = ReportedDifference(Seq(0), False)
+_reported = Struct(">BQB")
 
 
-def encode_heard(heard: Heard) -> bytes:
+def encode_reported(reported: ReportedDifference) -> bytes:
     """Encode the row of a reported difference."""
-    return _heard.pack(FORMAT, *heard)
+    return _reported.pack(FORMAT, *reported)
 
 
-def heard_of(row: bytes | None) -> Heard:
+def reported_of(row: bytes | None) -> ReportedDifference:
     """Decode the row. Raises WrittenByNewer for an unknown format."""
     if row is None:
-        return NOTHING_HEARD
+        return NOTHING_REPORTED
     if row[0] != FORMAT:
         raise WrittenByNewer(f"expected a reported difference in format {FORMAT}, got format {row[0]}")
-    _, since, is_barred = _heard.unpack(row)
-    return Heard(Seq(since), bool(is_barred))
+    _, since, is_barred = _reported.unpack(row)
+    return ReportedDifference(Seq(since), bool(is_barred))
 
 
 _version = Struct(">BI")
@@ -212,7 +212,7 @@ def expiry_of(row: bytes) -> int:
 _meta = Struct(">BqqQQQQIB")
 
 
-class Meta(NamedTuple):
+class StateMeta(NamedTuple):
     """The state's place in the log, written with the effects of each entry."""
 
     position: Position
@@ -231,11 +231,11 @@ def encode_meta(
     return _meta.pack(FORMAT, *position, seq, epoch, record_time_ms, key_count, crc, released)
 
 
-def meta_of(row: bytes) -> Meta:
+def meta_of(row: bytes) -> StateMeta:
     """Decode the row. Raises WrittenByNewer for an unknown format."""
     if row[0] != FORMAT:
         raise WrittenByNewer(f"expected the engine's rows in format {FORMAT}, got format {row[0]}")
     _, ledger, entry, seq, epoch, record_time_ms, key_count, crc, released = _meta.unpack(row)
-    return Meta(
+    return StateMeta(
         Position(LedgerId(ledger), EntryId(entry)), Seq(seq), epoch, record_time_ms, key_count, crc, bool(released)
     )

@@ -30,14 +30,14 @@ from kvstore.partition.state.checksum import (
 from kvstore.partition.state.commands import Record
 from kvstore.partition.state.digest import RangeDigest
 from kvstore.partition.state.effects import apply_record, change
-from kvstore.partition.state.engine import Batch, Engine
-from kvstore.partition.state.entry import Entry, Kind
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.engine import Engine, EngineBatch
+from kvstore.partition.state.entry import Entry, EntryKind
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.move_records import ImportRows, LogVersion
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.pinned_views import PinnedViews
 from kvstore.partition.state.retry_table import RetryTable, decode_row
-from kvstore.partition.state.rows import NOTHING_HEARD, Heard, data_key, data_keys_of, retry_key
+from kvstore.partition.state.rows import NOTHING_REPORTED, ReportedDifference, data_key, data_keys_of, retry_key
 from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import LogEntry
 
@@ -45,7 +45,7 @@ CRCS_REMEMBERED = 64
 """Number of entries whose CRC a check record may still name. More than are ever in flight."""
 
 
-class State:
+class ReplicaState:
     """The state of one partition on this replica. The attributes hold what is known without reading the engine."""
 
     def __init__(
@@ -85,7 +85,7 @@ class State:
         self.origins: frozenset[ServerId] = frozenset()
         """The replicas through which this state came as a copy, until other replicas have confirmed it; empty if it
         comes from the log alone."""
-        self.heard = NOTHING_HEARD
+        self.reported = NOTHING_REPORTED
         """A difference that another replica reported and that is not settled. Survives a restart."""
         self.replaced = 0
         """Number of times that the state started from nothing, for example before another replica's state was
@@ -187,8 +187,8 @@ class State:
             if isinstance(record, LogVersion):
                 self.admit_version(record.version, record.release)
                 batch.put(rows.VERSION_KEY, rows.encode_version(max(record.version, self.log_version)))
-            elif not isinstance(record, Mark):
-                batch.put(rows.TERRITORY_KEY, ownership.encode())
+            elif not isinstance(record, MarkRecord):
+                batch.put(rows.OWNERSHIP_KEY, ownership.encode())
             if isinstance(record, ImportRows):  # other records take no sequence by which a check could name their CRC
                 data_keys, crc = record.keys, fold_import(crc, entry.control)
         elif entry.keys:
@@ -219,8 +219,8 @@ class State:
             self._mark(position, entry)
 
     def _mark(self, position: Position, entry: Entry) -> None:
-        mark = move_records.decode(Kind.MARK, entry.control)
-        assert isinstance(mark, Mark)
+        mark = move_records.decode(EntryKind.MARK, entry.control)
+        assert isinstance(mark, MarkRecord)
         self.held.apply(
             mark,
             position=position,
@@ -239,7 +239,7 @@ class State:
                 f"install kvstore {versions.release_for(version, release)} or later"
             )
 
-    def _write_counting(self, batch: Batch, data_keys: list[bytes]) -> None:
+    def _write_counting(self, batch: EngineBatch, data_keys: list[bytes]) -> None:
         concerned = [(digest, digest.concerned(data_keys)) for digest in self._digests]
         before = [self.engine.multi_get(keys) for _, keys in concerned]
         self.engine.write(batch)
@@ -270,7 +270,7 @@ class State:
                 raise Corrupted(f"{self.partition}: the log has a check at {seq}, where no entry ended")
         return None
 
-    def _compare(self, batch: Batch, entry: Entry, mine: int) -> None:
+    def _compare(self, batch: EngineBatch, entry: Entry, mine: int) -> None:
         """Record this state's checksum at a check of the log, and whether it differs (docs/protocol.md, P5)."""
         seq = Seq(entry.check_seq)
         self.doubt = Doubt(seq, mine, entry.check_crc) if mine != entry.check_crc else None
@@ -279,7 +279,7 @@ class State:
             del self.checks[next(iter(self.checks))]
         batch.put(rows.CHECKS_KEY, encode_checks(self.doubt, self.checks))
 
-    def acquit(self) -> None:
+    def clear_doubt(self) -> None:
         """Clear the doubt, because a majority agrees with this state and not with the log's check."""
         self.doubt = None
         batch = self.engine.batch()
@@ -287,7 +287,7 @@ class State:
         with suppress(OSError):  # doubted again after a restart, and cleared again
             self.engine.write(batch)
 
-    def be_borne_out(self) -> None:
+    def mark_confirmed(self) -> None:
         """Mark the state as confirmed: replicas that are no copies of one another agree with it (docs/protocol.md,
         P35)."""
         self.origins = frozenset()
@@ -296,22 +296,22 @@ class State:
         with suppress(OSError):  # confirmed again after a restart
             self.engine.write(batch)
 
-    def keep_heard(self, heard: Heard) -> None:
+    def keep_reported(self, reported: ReportedDifference) -> None:
         """Store a reported difference so that it survives a restart, durable with the next flush. If the write fails,
         the attribute keeps its old value and the caller retries."""
-        if heard == self.heard:
+        if reported == self.reported:
             return
         batch = self.engine.batch()
-        if heard.since:
-            batch.put(rows.HEARD_KEY, rows.encode_heard(heard))
+        if reported.since:
+            batch.put(rows.REPORTED_KEY, rows.encode_reported(reported))
         else:
-            batch.delete(rows.HEARD_KEY)
+            batch.delete(rows.REPORTED_KEY)
         with suppress(OSError):
             self.engine.write(batch)
-            self.heard = heard
+            self.reported = reported
             self.submit_flush(lambda _: None)  # the next flush, due in seconds, finds what fails here
 
-    def _remember(self, batch: Batch, entry: Entry) -> None:
+    def _remember(self, batch: EngineBatch, entry: Entry) -> None:
         """Store the entry's request ids in the retry table and its rows."""
         retries = self.retries
         dropped = retries.forget(entry.time_ms) if retries.idle else []
@@ -373,7 +373,7 @@ class State:
             self._stand_at(None, Seq(0), 0, 0, 0, 0, False)
             self.ownership = Ownership()
         else:
-            ownership = self.engine.get(rows.TERRITORY_KEY)
+            ownership = self.engine.get(rows.OWNERSHIP_KEY)
             self.ownership = Ownership() if ownership is None else Ownership.decode(ownership)
             self._stand_at(*rows.meta_of(row))
             self._load_retries()
@@ -381,7 +381,7 @@ class State:
         self.admit_version(self.log_version)
         self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))
         self.origins = rows.origins_of(self.engine.get(rows.ORIGINS_KEY))
-        self.heard = rows.heard_of(self.engine.get(rows.HEARD_KEY))
+        self.reported = rows.reported_of(self.engine.get(rows.REPORTED_KEY))
         self.durable_seq = self.seq
         self.is_whole = True
 
@@ -428,13 +428,13 @@ class State:
         """Return the CRC32C of all rows but the meta row and request ids, to compare replicas at one position. Reads
         everything; for tests and checks."""
         crc = 0
-        its_own = ((rows.TERRITORY_KEY, b"u"), (rows.VERSION_KEY, b"w"))
+        its_own = ((rows.OWNERSHIP_KEY, b"u"), (rows.VERSION_KEY, b"w"))
         for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, *its_own):
             for key, value in self.engine.iterate(begin, end):
                 crc = crc32c(value, crc32c(key, crc))
         return crc
 
 
-_RELEASE_LEAD = bytes((Kind.RELEASE_LEAD,))
-_MARK = bytes((Kind.MARK,))
-_LOG_VERSION = bytes((Kind.LOG_VERSION,))
+_RELEASE_LEAD = bytes((EntryKind.RELEASE_LEAD,))
+_MARK = bytes((EntryKind.MARK,))
+_LOG_VERSION = bytes((EntryKind.LOG_VERSION,))

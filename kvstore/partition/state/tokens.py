@@ -18,7 +18,7 @@ _first_byte_of = itemgetter(1)
 """Takes the first byte of the token from a row key."""
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """The tokens from `first` to `last`, both included."""
 
     first: int
@@ -27,7 +27,7 @@ class Span(NamedTuple):
     def holds(self, token: int) -> bool:
         return self.first <= token <= self.last
 
-    def meets(self, other: Span) -> bool:
+    def meets(self, other: TokenSpan) -> bool:
         """Return True if both spans contain a token."""
         return self.first <= other.last and other.first <= self.last
 
@@ -43,19 +43,19 @@ class Tokens:
 
     __slots__ = ("_bounds", "is_everything", "slices", "spans")
 
-    def __init__(self, spans: Iterable[Span]) -> None:
+    def __init__(self, spans: Iterable[TokenSpan]) -> None:
         """Spans may touch, but must have no token in common."""
-        merged: list[Span] = []
+        merged: list[TokenSpan] = []
         for span in sorted(spans):
             if merged and span.first <= merged[-1].last:
                 raise ValueError(f"expected ranges without common tokens, got {merged[-1]} and {span}")
             if merged and span.first == merged[-1].last + 1:
-                merged[-1] = Span(merged[-1].first, span.last)
+                merged[-1] = TokenSpan(merged[-1].first, span.last)
             else:
-                merged.append(Span(*span))
+                merged.append(TokenSpan(*span))
         self.spans = tuple(merged)
         self._bounds = [bound for first, last in merged for bound in (first, last + 1)]
-        self.is_everything = merged == [Span(0, TOKENS - 1)]
+        self.is_everything = merged == [TokenSpan(0, TOKENS - 1)]
         slices = bytearray(256)
         for first, last in merged:
             for each in range(first // _SLICE, last // _SLICE + 1):
@@ -81,7 +81,7 @@ class Tokens:
                 return False
         return True
 
-    def covers(self, span: Span) -> bool:
+    def covers(self, span: TokenSpan) -> bool:
         """Return True if the set contains all of `span`."""
         return any(first <= span.first and span.last <= last for first, last in self.spans)
 
@@ -89,21 +89,21 @@ class Tokens:
         """Return True if the set contains all of `others`."""
         return self.spans == others.spans or all(map(self.covers, others.spans))
 
-    def meets(self, span: Span) -> bool:
+    def meets(self, span: TokenSpan) -> bool:
         """Return True if the set contains any token of `span`."""
         return any(span.meets(each) for each in self.spans)
 
-    def with_(self, span: Span) -> Tokens:
+    def with_(self, span: TokenSpan) -> Tokens:
         """Return the set with `span`. Raises ValueError if the set contains a token of `span` already."""
         return Tokens([*self.spans, span])
 
-    def without(self, span: Span) -> Tokens:
-        left: list[Span] = []
+    def without(self, span: TokenSpan) -> Tokens:
+        left: list[TokenSpan] = []
         for first, last in self.spans:
             if first <= min(last, span.first - 1):
-                left.append(Span(first, min(last, span.first - 1)))
+                left.append(TokenSpan(first, min(last, span.first - 1)))
             if max(first, span.last + 1) <= last:
-                left.append(Span(max(first, span.last + 1), last))
+                left.append(TokenSpan(max(first, span.last + 1), last))
         return Tokens(left)
 
     def __eq__(self, other: object) -> bool:
@@ -116,18 +116,18 @@ class Tokens:
         return "Tokens(" + ", ".join(f"{first:08x}-{last:08x}" for first, last in self.spans) + ")"
 
 
-def spans_of(ring: Ring, partition: PartitionId) -> tuple[Span, ...]:
+def spans_of(ring: Ring, partition: PartitionId) -> tuple[TokenSpan, ...]:
     """Return the tokens that the ring gives to a partition."""
-    spans: list[Span] = []
+    spans: list[TokenSpan] = []
     for start, end, owner in ring.ranges():
         if owner != partition:
             continue
         if start < end:
-            spans.append(Span(start + 1, end))
+            spans.append(TokenSpan(start + 1, end))
         else:  # the range wraps around
-            spans += [Span(0, end)] + ([Span(start + 1, TOKENS - 1)] if start < TOKENS - 1 else [])
+            spans += [TokenSpan(0, end)] + ([TokenSpan(start + 1, TOKENS - 1)] if start < TOKENS - 1 else [])
     return Tokens(spans).spans
 
 
-EVERYTHING = Tokens([Span(0, TOKENS - 1)])
+EVERYTHING = Tokens([TokenSpan(0, TOKENS - 1)])
 NOTHING = Tokens([])

@@ -15,19 +15,19 @@ from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state import rows
-from kvstore.partition.state.engine import Cursor
+from kvstore.partition.state.engine import ViewCursor
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.rows import (
     META_KEY,
     ORDER,
-    TERRITORY_KEY,
-    Meta,
+    OWNERSHIP_KEY,
+    StateMeta,
     expiry_key,
     expiry_of,
     key_of_data,
     meta_of,
 )
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.proto import entry_pb2
 from kvstore.types import Seq, ServerId
 
@@ -36,20 +36,20 @@ STEP_ROWS, STEP_BYTES = 64, 64 << 10
 """Limits of an export's rows in memory at a time."""
 
 
-class Export:
+class StateExport:
     """The state as it is now, in chunks. Later writes do not show. The engine keeps the exported rows until `close`."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ReplicaState) -> None:
         assert state.position is not None, "an empty state needs no export"
         engine = state.engine
         meta = engine.get(META_KEY)
         assert meta is not None
-        self.meta: Meta = meta_of(meta)
-        ownership, version = engine.get(TERRITORY_KEY), engine.get(rows.VERSION_KEY)
+        self.meta: StateMeta = meta_of(meta)
+        ownership, version = engine.get(OWNERSHIP_KEY), engine.get(rows.VERSION_KEY)
         self._view = engine.view((rows.ALL_DATA, rows.ALL_RETRY))
         self._rows: Iterator[tuple[bytes, bytes]] = chain(
             [] if version is None else [(rows.VERSION_KEY, version)],
-            [] if ownership is None else [(TERRITORY_KEY, ownership)],
+            [] if ownership is None else [(OWNERSHIP_KEY, ownership)],
             _taken(self._view.cursor(*rows.ALL_DATA)),
             _taken(self._view.cursor(*rows.ALL_RETRY)),
             [(META_KEY, meta)],
@@ -84,17 +84,17 @@ class Export:
         self._view.close()
 
 
-def _taken(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
+def _taken(cursor: ViewCursor) -> Iterator[tuple[bytes, bytes]]:
     while (found := cursor.take(STEP_ROWS, STEP_BYTES))[0]:
         yield from zip(*found, strict=True)
 
 
-class Import:
+class StateImport:
     """Replaces a state by another replica's. The first chunk empties the state, unless the chunk is of a log that this
     server cannot read (docs/protocol.md V4). `origins` are the donor and the replicas through which the donor's own
     state came."""
 
-    def __init__(self, state: State, origins: frozenset[ServerId]) -> None:
+    def __init__(self, state: ReplicaState, origins: frozenset[ServerId]) -> None:
         self._origins = origins
         self._state = state
         self._engine = state.engine
@@ -114,7 +114,7 @@ class Import:
         batch = self._engine.batch()
         for key, value in zip(message.keys, message.values, strict=True):
             batch.put(key, value)
-            if key == TERRITORY_KEY:
+            if key == OWNERSHIP_KEY:
                 self._owned = Ownership.decode(value).owned
             elif key.startswith(rows.ALL_DATA[0]):
                 self._records += self._owned.holds_row(key)
@@ -157,7 +157,7 @@ class Import:
         self._engine.clear()
         self._state.load()
 
-    def _check_count(self, meta: Meta) -> None:
+    def _check_count(self, meta: StateMeta) -> None:
         if meta.key_count != self._records:
             raise Corrupted(f"expected a state of {meta.key_count} keys, got {self._records}")
 

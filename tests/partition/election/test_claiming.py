@@ -12,7 +12,7 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.election.role_events import RemoveStale
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, ServerId
 
 P, ME = PartitionId("p1"), ServerId("n1")
@@ -30,7 +30,7 @@ async def test_the_znode_of_a_process_of_the_same_id_that_goes_on_is_not_removed
     tree = MemoryTree()
     mine, twins = await claims_of(tree), await claims_of(tree)
     reread, is_gone = asyncio.Event(), asyncio.Event()
-    state = State(P, MemoryEngine(), PartitionConfig())
+    state = ReplicaState(P, MemoryEngine(), PartitionConfig())
     made = Claiming(mine, state, ME, "mine", feed=lambda _: None, reread=reread, is_stopped=lambda: False)
 
     async def remove_what_is_there() -> None:

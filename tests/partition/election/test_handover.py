@@ -3,7 +3,15 @@
 import pytest
 
 from kvstore.errors import InvalidRequest
-from kvstore.partition.election.handover import AGAIN_S, APART_S, CLOSE_BEHIND, Prepare, Steady, Take, Turns
+from kvstore.partition.election.handover import (
+    AGAIN_S,
+    APART_S,
+    CLOSE_BEHIND,
+    HandoverTurns,
+    PreferredStability,
+    Prepare,
+    Take,
+)
 from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.types import Seq, ServerId
 
@@ -15,16 +23,16 @@ def said(nonce: str = "one", seq: int = LEADER_SEQ, *, is_stopped: bool = False)
     return Published(Seq(seq), Seq(0), 3, nonce, is_stopped=is_stopped)
 
 
-def looked(steady: Steady, what: Published | None, *moments: float, spread: float = 0.0) -> list[bool]:
+def looked(steady: PreferredStability, what: Published | None, *moments: float, spread: float = 0.0) -> list[bool]:
     return [steady.look(what, LEADER_SEQ, now, spread=spread) for now in moments]
 
 
 def test_the_preferred_replica_gets_the_lead_when_its_process_has_been_up_for_long_enough() -> None:
-    assert looked(Steady(STEADY_S), said(), 100, 107.9, 108) == [False, False, True]
+    assert looked(PreferredStability(STEADY_S), said(), 100, 107.9, 108) == [False, False, True]
 
 
 def test_one_that_was_restarted_meanwhile_begins_again() -> None:
-    steady = Steady(STEADY_S)
+    steady = PreferredStability(STEADY_S)
     looked(steady, said("one"), 100, 107)
     assert looked(steady, said("two"), 108, 115.9, 116) == [False, False, True]
     assert steady.nonce == "two"
@@ -32,32 +40,32 @@ def test_one_that_was_restarted_meanwhile_begins_again() -> None:
 
 def test_one_that_went_away_or_fell_behind_meanwhile_begins_again() -> None:
     for gap in (None, said(seq=LEADER_SEQ - CLOSE_BEHIND - 1)):
-        steady = Steady(STEADY_S)
+        steady = PreferredStability(STEADY_S)
         looked(steady, said(), 100)
         looked(steady, gap, 107)
         assert looked(steady, said(), 108, 115, 116) == [False, False, True]
 
 
 def test_partitions_whose_time_began_together_end_at_different_times() -> None:
-    assert looked(Steady(STEADY_S), said(), 0, 8, 11.9, 12, spread=1.0) == [False, False, False, True]
+    assert looked(PreferredStability(STEADY_S), said(), 0, 8, 11.9, 12, spread=1.0) == [False, False, False, True]
 
 
 def test_after_a_hand_over_that_did_not_come_about_the_next_try_is_a_little_later() -> None:
-    steady = Steady(STEADY_S)
+    steady = PreferredStability(STEADY_S)
     looked(steady, said(), 0)
     steady.tried(8, released=False)
     assert looked(steady, said(), 8, 8 + AGAIN_S) == [False, True]
 
 
 def test_the_time_doubles_with_each_hand_over() -> None:
-    steady = Steady(STEADY_S)
+    steady = PreferredStability(STEADY_S)
     looked(steady, said(), 0)
     steady.tried(8, released=True)
     assert looked(steady, said(), 20, 35, 36) == [False, False, True]
 
 
 def test_a_server_has_a_part_in_one_hand_over_at_a_time() -> None:
-    turns = Turns()
+    turns = HandoverTurns()
     assert [turns.take(now) for now in (0, 0, APART_S - 0.1, APART_S, APART_S)] == [True, False, False, True, False]
 
 
@@ -77,6 +85,6 @@ def test_what_is_not_of_their_language_is_refused(body: bytes) -> None:
 
 def test_a_replica_that_has_stopped_is_handed_nothing_however_close_it_is() -> None:
     """Of a partition that rests it is as far as all; each attempt would take a turn from those that can."""
-    steady = Steady(STEADY_S)
+    steady = PreferredStability(STEADY_S)
     assert not any(looked(steady, said(is_stopped=True), *map(float, range(80))))
     assert looked(steady, said(), 1_000, 1_000 + STEADY_S) == [False, True]

@@ -15,16 +15,16 @@ from kvstore.errors import NoSuchLedger, Unavailable
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import role_events
-from kvstore.partition.election.handover import PREPARE, Prepare, Turns
+from kvstore.partition.election.handover import PREPARE, HandoverTurns, Prepare
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.election.replica import Replica
-from kvstore.partition.election.role_machine import Role
+from kvstore.partition.election.role_machine import ReplicaRole
 from kvstore.partition.election.tail import Tail
-from kvstore.partition.election.trials import Trials
+from kvstore.partition.election.trials import Investigations
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ledger_list import BEGINNING
 from tests.waiting import PATIENCE_S
@@ -73,7 +73,7 @@ class World:
         self.env, self.store, self.log = real_env(root), MemoryStore(), Log()
         self.begun: list[Leader] = []
         self.has_begun = asyncio.Event()
-        state, nobody, logs = State(P1, MemoryEngine(), PartitionConfig()), None, self.log
+        state, nobody, logs = ReplicaState(P1, MemoryEngine(), PartitionConfig()), None, self.log
         self.replica = Replica(
             self.env,
             PartitionConfig(),
@@ -86,9 +86,9 @@ class World:
             Tail(P1, state, logs, self._nothing),  # type: ignore[arg-type]
             lambda: (ME,),
             lambda leader: None,
-            Turns(),
+            HandoverTurns(),
             self._begin,
-            Trials(self.env, P1, ME, nobody, state, lambda: (ME,), Claims(self.store, P1, ME).trusted),  # type: ignore[arg-type]
+            Investigations(self.env, P1, ME, nobody, state, lambda: (ME,), Claims(self.store, P1, ME).trusted),  # type: ignore[arg-type]
         )
 
     async def _nothing(self) -> None:
@@ -111,7 +111,7 @@ async def test_a_candidate_that_is_told_of_another_leader_while_its_tail_ends_ta
     world.replica.start()
     async with asyncio.timeout(PATIENCE_S):
         await world.log.reader_closes.wait()
-    assert world.replica.role is Role.OPENING
+    assert world.replica.role is ReplicaRole.OPENING
     opening = world.replica._opening
     assert opening is not None
     world.replica._feed(role_events.LeaderRead(LeaderRecord(OTHER, 1, "nonce"), False))

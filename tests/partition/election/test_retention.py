@@ -5,8 +5,8 @@ import pytest
 from kvstore.errors import VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.partition.election.absences import SAVE_S, Absences
-from kvstore.partition.election.retention import FORGET_S, Away, Retention
+from kvstore.partition.election.absences import SAVE_S, ReplicaAbsences
+from kvstore.partition.election.retention import FORGET_S, Away, LogRetention
 from kvstore.types import PartitionId, Seq, ServerId
 
 A, B, C = ServerId("a"), ServerId("b"), ServerId("c")
@@ -19,8 +19,8 @@ def said(**durable: int) -> dict[ServerId, Seq]:
     return {ServerId(name): Seq(seq) for name, seq in durable.items()}
 
 
-def seen(**durable: int) -> Retention:
-    retention = Retention({})
+def seen(**durable: int) -> LogRetention:
+    retention = LogRetention({})
     retention.look(ALL, said(**durable), 0)
     return retention
 
@@ -71,9 +71,9 @@ def test_fewer_replicas_than_copies_wanted_hold_everything() -> None:
     assert seen(a=9).floor((A,), 1) == 9
 
 
-async def lead(store: MemoryStore, looks: int, durable: dict[ServerId, Seq]) -> Retention:
+async def lead(store: MemoryStore, looks: int, durable: dict[ServerId, Seq]) -> LogRetention:
     """What one leader sees, who is replaced after so many looks."""
-    absences = Absences(store, P)
+    absences = ReplicaAbsences(store, P)
     retention = await absences.load()
     for look in range(looks):
         retention.look(ALL, durable, LOOK_S if look else 0.0)
@@ -99,12 +99,12 @@ async def test_a_dead_replica_is_forgotten_however_often_the_leader_changes() ->
         assert leads * looks * LOOK_S < 2.5 * FORGET_S
     assert leads * looks * LOOK_S > FORGET_S
     assert (await lead(store, 2, said(a=20, b=20, c=7))).floor(ALL, 2) == 7
-    assert (await Absences(store, P).load()).away == {}
+    assert (await ReplicaAbsences(store, P).load()).away == {}
 
 
 async def test_a_former_leader_does_not_overwrite_the_count() -> None:
     store = await made()
-    former = Absences(store, P)
+    former = ReplicaAbsences(store, P)
     retention = await former.load()
     retention.look(ALL, said(a=20, b=20), FORGET_S)
     await lead(store, 20, said(a=20, b=20))
@@ -120,12 +120,12 @@ async def test_a_count_that_cannot_be_read_begins_again() -> None:
     store = await made()
     await store.create(paths.partition_away(P), b"nonsense")
     assert (await lead(store, 20, said(a=20, b=20))).away[C].away_s == 19 * LOOK_S
-    assert (await Absences(store, P).load()).away[C].away_s > 0
+    assert (await ReplicaAbsences(store, P).load()).away[C].away_s > 0
 
 
 async def test_a_count_that_was_deleted_begins_again() -> None:
     store = await made()
-    absences = Absences(store, P)
+    absences = ReplicaAbsences(store, P)
     retention = await absences.load()
     for _ in range(3):
         retention.look(ALL, said(a=20, b=20), SAVE_S)
@@ -137,13 +137,13 @@ async def test_a_count_that_was_deleted_begins_again() -> None:
     retention = await absences.load()
     retention.look(ALL, said(a=20, b=20), SAVE_S)
     await absences.save(retention.away)
-    assert (await Absences(store, P).load()).away[C].away_s == SAVE_S
+    assert (await ReplicaAbsences(store, P).load()).away[C].away_s == SAVE_S
 
 
 # docs/protocol.md V4
 def test_a_replica_that_applies_nothing_any_more_counts_as_away_with_what_it_had() -> None:
     """It says every second how far it is, and would hold the log for ever."""
-    for retention in (seen(a=9, b=5, c=7), Retention({})):
+    for retention in (seen(a=9, b=5, c=7), LogRetention({})):
         retention.look(ALL, said(a=20, b=30), 0, said(c=7))
         retention.look(ALL, said(a=20, b=30), FORGET_S - 1, said(c=7))
         assert retention.floor(ALL, 2) == 7

@@ -17,7 +17,7 @@ from kvstore.partition.leading.batch_delay import (
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
 from kvstore.partition.state.commands import Flag, delete_range, get, put
 from kvstore.partition.state.engine import BEHIND_S
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.marks import MarkRecord
 from tests.partition.one_partition import P1, Partition
 
 TOOK_S = 0.0015
@@ -266,7 +266,7 @@ def test_an_engine_that_is_behind_is_waited_for_after_a_rest_too(p: Partition, m
 
 
 def test_a_leader_rests_longer_while_its_partition_is_pinned(p: Partition) -> None:
-    pinned = p.loop.create_task(p.leader.append_record(Mark("pin", p.wall_ms() + 60_000, takes=True)))
+    pinned = p.loop.create_task(p.leader.append_record(MarkRecord("pin", p.wall_ms() + 60_000, takes=True)))
     p.settle()
     p.acknowledge()
     assert pinned.done()

@@ -9,7 +9,7 @@ from kvstore.errors import InvalidRequest, Overloaded
 from kvstore.partition.config import IN_FLIGHT_LIMIT, PartitionConfig
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX
 from kvstore.partition.state.commands import Level, get, put
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.wal.leading.leader_log import IN_FLIGHT_MAX
 from tests.partition.one_partition import Partition
 
@@ -23,7 +23,7 @@ def test_records_beyond_what_may_be_under_way_are_refused_and_leave_nothing_behi
     """The log refused them behind the leader's back: it waited for them ever after, and answered nobody."""
     assert ALL_IN_FLIGHT_MAX < IN_FLIGHT_MAX
     count = ALL_IN_FLIGHT_MAX + 4
-    records = [p.loop.create_task(p.leader.append_record(Mark("pin", 0, takes=False))) for _ in range(count)]
+    records = [p.loop.create_task(p.leader.append_record(MarkRecord("pin", 0, takes=False))) for _ in range(count)]
     proof = p.loop.create_task(p.leader.prove())
     p.settle()
     assert len(p.log.under_way) == ALL_IN_FLIGHT_MAX
@@ -42,7 +42,7 @@ def test_leader_with_the_most_entries_in_flight_leaves_slots_for_records() -> No
         tokens += p.submit(put(b"%d" % number, b"1"))
         p.settle()
     assert len(p.log.under_way) == IN_FLIGHT_LIMIT
-    record = p.loop.create_task(p.leader.append_record(Mark("pin", 0, takes=False)))
+    record = p.loop.create_task(p.leader.append_record(MarkRecord("pin", 0, takes=False)))
     p.settle()
     assert len(p.log.under_way) == IN_FLIGHT_LIMIT + 1
     while p.log.under_way:

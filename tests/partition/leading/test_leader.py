@@ -17,7 +17,7 @@ from kvstore.errors import (
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state.commands import Code, Flag, delete, expire, get, increment, put, scan
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.entry import EntryKind
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
 
 
@@ -30,7 +30,7 @@ def test_a_leader_serves_once_its_first_record_is_acknowledged_and_applied() -> 
     p = Partition()
     started = p.loop.create_task(p.leader.start())
     p.settle()
-    assert p.sent_kinds() == [Kind.EPOCH_START]
+    assert p.sent_kinds() == [EntryKind.EPOCH_START]
     (early,) = p.submit(get(b"k"))
     assert isinstance(p.result(early), NotLeader)
     assert not p.leader.serving
@@ -153,7 +153,7 @@ def test_a_failed_condition_needs_the_lease(p: Partition) -> None:
     p.wait(0.6)
     (failed,) = p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))
     assert p.result(failed) == "waits"
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge()
     assert isinstance(p.result(failed), ConditionFailed)
 
@@ -355,7 +355,7 @@ def test_a_release_drains_then_stops_answering_then_sends_the_record(p: Partitio
     p.log.on_append = lambda entry: None
     p.acknowledge()
     assert [p.result(token) for token in (*flying, *queued)] == [1, 2, 3, 4, 5, 6]
-    assert p.sent_kinds() == [Kind.RELEASE_LEAD]
+    assert p.sent_kinds() == [EntryKind.RELEASE_LEAD]
     assert p.leader._read_lease.lease_until < p.now()
     p.acknowledge()
     assert release.done()

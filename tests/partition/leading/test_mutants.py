@@ -10,15 +10,15 @@ from kvstore.partition.leading import plain_puts, range_reads
 from kvstore.partition.leading.evaluate import Evaluator, NextEntry
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.leader_reads import LeaderReads
-from kvstore.partition.leading.queue import Taken
+from kvstore.partition.leading.queue import QueuedBatch
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.state import operations, rows
 from kvstore.partition.state.commands import Flag, check
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Export
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateExport
 from kvstore.types import EntryId, LedgerId, Position
 from tests.partition.leading import test_leader, test_new_requests, test_plain_puts, test_read_lease, test_retries
 from tests.partition.one_partition import Partition
@@ -28,14 +28,14 @@ Patch = pytest.MonkeyPatch
 
 
 def apply_before_the_acknowledgement(patch: Patch) -> None:
-    append, apply = Leader._append, State.apply_decoded
+    append, apply = Leader._append, ReplicaState.apply_decoded
 
     def early(self: Leader, made: NextEntry, replies: list[Any], *arrived: float) -> None:
         apply(self._state, Position(LedgerId(self.epoch), EntryId(self._entries)), made.entry, made.data_keys)
         append(self, made, replies, *arrived)
 
     patch.setattr(Leader, "_append", early)
-    patch.setattr(State, "apply_decoded", lambda self, position, entry, data_keys: None)
+    patch.setattr(ReplicaState, "apply_decoded", lambda self, position, entry, data_keys: None)
 
 
 def let_a_check_fail_by_itself(patch: Patch) -> None:
@@ -114,7 +114,7 @@ def count_none_of_many_requests(patch: Patch) -> None:
 
 
 def tell_a_failed_condition_at_once(patch: Patch) -> None:
-    def dirty(self: Leader, taken: Taken) -> None:
+    def dirty(self: Leader, taken: QueuedBatch) -> None:
         decided = self._evaluator.evaluate(taken.items, self._env.clock.wall_ms())
         if decided.entry is not None:
             self._append(decided.entry, decided.replies)
@@ -148,14 +148,14 @@ def follow_in_flight_by_the_engines_creation(patch: Patch) -> None:
 
 
 def leave_request_ids_out_of_a_snapshot(patch: Patch) -> None:
-    begin = Export.__init__
+    begin = StateExport.__init__
 
-    def without(self: Export, state: State) -> None:
+    def without(self: StateExport, state: ReplicaState) -> None:
         begin(self, state)
         given = self._rows
         self._rows = (each for each in given if not each[0].startswith(rows.ALL_RETRY[0]))
 
-    patch.setattr(Export, "__init__", without)
+    patch.setattr(StateExport, "__init__", without)
 
 
 def take_each_key_for_another(patch: Patch) -> None:

@@ -12,7 +12,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import evaluate
 from kvstore.partition.state import retry_table
 from kvstore.partition.state.commands import Flag, Op, RequestId, batch, delete, increment, put
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from tests.partition.one_partition import P1, TIME_MS, Partition
 
 KEYS = [b"key-%d" % number for number in range(60)]
@@ -111,7 +111,7 @@ def asking_history(seed: int) -> list[Step]:
     return [[come_together(TIME_MS + number * STEP_MS) for _ in range(random.randrange(1, 5))] for number in range(40)]
 
 
-def table_of(state: State) -> dict[bytes, Any]:
+def table_of(state: ReplicaState) -> dict[bytes, Any]:
     """All that is remembered, as values."""
     names = ("count", "first_unacked", "results", "row", "seen_ms")
     return {each: {name: getattr(client, name) for name in names} for each, client in state.retries._clients.items()}
@@ -127,11 +127,11 @@ def told(steps: list[Step], config: PartitionConfig) -> tuple[list[str], list[by
             partition.acknowledge()
             partition.state.retries.check()
         partition.wait(STEP_MS / 1000)
-    replica = State(P1, type(partition.engine)(), config)
+    replica = ReplicaState(P1, type(partition.engine)(), config)
     for logged in partition.log.acknowledged:
         replica.apply(logged)
     assert table_of(replica) == table_of(partition.state)
-    assert table_of(State(P1, partition.engine, config)) == table_of(partition.state)
+    assert table_of(ReplicaState(P1, partition.engine, config)) == table_of(partition.state)
     payloads = [each.payload for each in partition.log.acknowledged]
     return (
         list(map(repr, partition.caller.results.values())),

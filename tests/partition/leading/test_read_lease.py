@@ -11,7 +11,7 @@ from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.leader_reads import AT_ONCE, STEPPING_MAX, TURN_BYTES, LeaderReads
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.state.commands import Flag, Level, count, get, meta, put, range_, scan
-from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.entry import EntryKind
 from kvstore.partition.state.rows import ORDER
 from tests.partition.one_partition import Partition
 
@@ -109,7 +109,7 @@ def test_without_a_lease_a_read_waits_for_one_and_an_empty_append_brings_it(p: P
     p.wait(0.6)
     first, second = p.submit(get(b"a"), get(b"b"))
     assert p.result(first) == "waits"
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.submit(get(b"a"))
     p.acknowledge()
     assert value(p.result(first)) == b"1"
@@ -146,7 +146,7 @@ def test_without_reads_nothing_is_renewed(p: Partition) -> None:
 def test_with_leases_off_every_read_has_an_append_of_its_own_time() -> None:
     p = Partition(PartitionConfig(lease_ms=0, expiry_sweep_s=0)).start()
     (token,) = p.submit(get(b"a"))
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge()
     assert p.result(token) is None
     (token,) = p.submit(get(b"a"))
@@ -188,7 +188,7 @@ def test_reads_of_a_leader_that_stops_are_refused(p: Partition) -> None:
 def test_a_strict_read_waits_for_an_append_sent_after_it_arrived(p: Partition) -> None:
     p.submit(put(b"a", b"2"))
     (token,) = p.submit(get(b"a", STRICT))
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge()
     assert p.result(token) == "waits", "the put was sent before the read arrived"
     p.acknowledge()
@@ -225,7 +225,7 @@ def test_with_all_slots_taken_strict_reads_wait_for_the_next_append(p: Partition
         p.submit(put(b"k%d" % number, b"v"))
     (token,) = p.submit(get(b"k3", STRICT))
     p.acknowledge()
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge(3)
     assert p.result(token) == "waits"
     p.acknowledge()

@@ -11,7 +11,7 @@ from kvstore.partition.state.commands import NOT_NOW, get, put
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.move_records import Founded, Freeze, Release
 from kvstore.partition.state.rows import record_of
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
@@ -105,7 +105,7 @@ def test_many_do_not_overtake_a_read_that_waits_for_a_delete(p: Partition) -> No
 
 
 def test_keys_of_others_are_not_answered_for() -> None:
-    moving, staying = Span(0, TOKENS // 2 - 1), Span(TOKENS // 2, TOKENS - 1)
+    moving, staying = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
     (moved,), (kept,) = keys_in(moving, 1, b"m"), keys_in(staying, 1, b"s")
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000))
     p.loop.create_task(p.leader.start(Founded((moving, staying))))

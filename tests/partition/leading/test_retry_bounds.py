@@ -12,7 +12,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state.commands import Flag, Op, RequestId, batch, delete_range, increment, put
 from kvstore.partition.state.entry import Requests
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT, RetryTable, key_hash
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from tests.partition.one_partition import P1, TIME_MS, Partition
 
 X = b"x" * 16
@@ -23,7 +23,7 @@ CONFIG = PartitionConfig(
 U64 = (1 << 64) - 1
 
 
-def remembered(state: State) -> dict[bytes, int]:
+def remembered(state: ReplicaState) -> dict[bytes, int]:
     """Client -> results that are kept of it."""
     counts: dict[bytes, int] = {}
     for client, known in state.retries._clients.items():
@@ -179,7 +179,7 @@ def test_bounds_hold_over_any_stream_of_requests_and_nothing_is_applied_twice(tu
             assert result != "waits"
             if op[0] == increment(b"n", 1)[0] and not isinstance(result, StoreError):
                 counted.add((op[-1].client, op[-1].sequence))
-    rebuilt = State(P1, p.engine, CONFIG)
+    rebuilt = ReplicaState(P1, p.engine, CONFIG)
     rebuilt.retries.check()
     assert rebuilt.retries.bytes == p.state.retries.bytes
     found = p.state.get(b"n")

@@ -8,8 +8,8 @@ from kvstore.partition.leading.waiting import WaitingWrites
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
 from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId
 
@@ -19,8 +19,8 @@ GONE, KEPT = b"gone", b"kept"
 
 def serving_ranges() -> ServingRanges:
     """Owns all but GONE."""
-    found = ServingRanges(State(PartitionId("p1"), MemoryEngine(), CONFIG))
-    found.readable = EVERYTHING.without(Span(token_of(GONE), token_of(GONE)))
+    found = ServingRanges(ReplicaState(PartitionId("p1"), MemoryEngine(), CONFIG))
+    found.readable = EVERYTHING.without(TokenSpan(token_of(GONE), token_of(GONE)))
     return found
 
 

@@ -8,13 +8,15 @@ from kvstore.partition.moves.import_steps import copied_part
 from kvstore.partition.moves.pages import RETRIES
 from kvstore.partition.state.move_records import Drop, ImportBegin, ImportRows
 from kvstore.partition.state.ownership import Ownership
-from kvstore.partition.state.tokens import NOTHING, Span
+from kvstore.partition.state.tokens import NOTHING, TokenSpan
 from kvstore.ring.moves import Move, MoveId, MoveState
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 
 AT = Position(LedgerId(1), EntryId(1))
 MOVE = Move(MoveId(7), PartitionId("p1"), PartitionId("p2"), 999, 1999, MoveState.COPYING, 1)
-FIRST = Ownership(NOTHING, True).after(ImportBegin(7, 1, PartitionId("p1"), Span(MOVE.first, MOVE.end), AT), AT, 0, 0)
+FIRST = Ownership(NOTHING, True).after(
+    ImportBegin(7, 1, PartitionId("p1"), TokenSpan(MOVE.first, MOVE.end), AT), AT, 0, 0
+)
 
 
 def after_page(cursor: bytes) -> Ownership:

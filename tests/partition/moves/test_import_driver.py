@@ -13,18 +13,18 @@ from kvstore import versions
 from kvstore.errors import NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages, source
-from kvstore.partition.moves.catch_up import STEADY_READS, Following
+from kvstore.partition.moves.catch_up import STEADY_READS, SourceFollower
 from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
-from kvstore.partition.moves.import_steps import Step
+from kvstore.partition.moves.import_steps import ImportStep
 from kvstore.partition.state import move_records
 from kvstore.partition.state.commands import Flag, RequestId, delete, put
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind, control
+from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.move_records import ImportRows, LogVersion
-from kvstore.partition.state.ownership import Import, Ownership
+from kvstore.partition.state.ownership import ImportedRange, Ownership
 from kvstore.partition.state.retry_table import decode_row
 from kvstore.partition.state.rows import ALL_RETRY
-from kvstore.partition.state.tokens import EVERYTHING, NOTHING, Span
+from kvstore.partition.state.tokens import EVERYTHING, NOTHING, TokenSpan
 from kvstore.ring import Pace
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.moves import Move, MoveId
@@ -40,7 +40,7 @@ PIN = Position(LedgerId(1), EntryId(5))
 class Copying(ImportDriver):
     """One whose source gives these pages."""
 
-    def __init__(self, *given: pages.Page) -> None:
+    def __init__(self, *given: pages.RangePage) -> None:
         self.given, self.asked = list(given), list[tuple[Position, bytes]]()
         self.logged: list[ImportRows] = []
         self.cursor = pages.BEGINNING
@@ -61,8 +61,8 @@ class Copying(ImportDriver):
         super().__init__(means, MOVE.id)
         self._pin._held = (P1, "held")
 
-    def _import(self) -> Import:
-        return Import(1, 1, P1, Span(0, 99), PIN, self.cursor, PIN, None)
+    def _import(self) -> ImportedRange:
+        return ImportedRange(1, 1, P1, TokenSpan(0, 99), PIN, self.cursor, PIN, None)
 
     async def _call(self, move: Move, method: str, **asked: Any) -> bytes:
         self.asked.append((asked["position"], asked["cursor"]))
@@ -77,8 +77,8 @@ class Copying(ImportDriver):
             asyncio.run(self._copy(self, MOVE))  # type: ignore[arg-type]
 
 
-def page(entry: int, cursor: bytes) -> pages.Page:
-    return pages.Page([], [], b"", cursor, Position(LedgerId(1), EntryId(entry)))
+def page(entry: int, cursor: bytes) -> pages.RangePage:
+    return pages.RangePage([], [], b"", cursor, Position(LedgerId(1), EntryId(entry)))
 
 
 def test_each_page_comes_from_a_replica_that_stands_at_least_where_the_one_before_came_from() -> None:
@@ -108,7 +108,7 @@ def test_what_was_answered_is_said_only_where_its_client_asked_last() -> None:
     assert min(after) > max(before)
     assert [decode_row(row)[1].first_unacked for row in after.values()] == [[6]]
     span = EVERYTHING.spans[0]
-    assert pages.page_of(part.state, Span(*span), max(before)).requests
+    assert pages.page_of(part.state, TokenSpan(*span), max(before)).requests
 
 
 @pytest.mark.parametrize("is_in_range", [True, False])
@@ -128,7 +128,7 @@ def test_a_page_of_request_ids_reads_no_more_large_results_than_it_may_give(
 
     monkeypatch.setattr(part.engine, "iterate", counted)
     token = token_of(b"k")
-    cursor, span = pages.RETRIES, Span(token, token) if is_in_range else Span(token + 1, token + 1)
+    cursor, span = pages.RETRIES, TokenSpan(token, token) if is_in_range else TokenSpan(token + 1, token + 1)
     found = 0
     while cursor:
         read.clear()
@@ -150,7 +150,7 @@ class Stepping(Copying):
         means.rings.ring, means.state.ownership = ring, Ownership(NOTHING, True)
         means.reached = lambda *_: None
 
-    async def _perform(self, step: Step, leader: Any, move: Move) -> None:
+    async def _perform(self, step: ImportStep, leader: Any, move: Move) -> None:
         if self.error:
             raise Unavailable(self.error)
 
@@ -196,14 +196,14 @@ def test_rows_of_a_later_version_wait_until_the_targets_log_says_that_it_has_it(
 
 def test_what_the_sources_log_says_behind_its_version_waits_too() -> None:
     state: Any = SimpleNamespace(log_version=1, partition=P2)
-    following = Following(state, None, None)  # type: ignore[arg-type]
-    record = control(P1, 1, 1, TIME_MS, Kind.LOG_VERSION, move_records.encode(LogVersion(2)))
+    following = SourceFollower(state, None, None)  # type: ignore[arg-type]
+    record = control(P1, 1, 1, TIME_MS, EntryKind.LOG_VERSION, move_records.encode(LogVersion(2)))
     logged: Any = SimpleNamespace(position=PIN, payload=record.encode())
     found = Copying()._import()
     with pytest.raises(Unavailable, match="rows of version 2 wait"):
-        following._take(pages.Changes(Span(0, 99)), logged, found)
+        following._take(pages.RangeChanges(TokenSpan(0, 99)), logged, found)
     state.log_version = 2
-    following._take(pages.Changes(Span(0, 99)), logged, found)
+    following._take(pages.RangeChanges(TokenSpan(0, 99)), logged, found)
 
 
 def test_a_page_of_the_first_version_has_the_bytes_that_the_first_release_knows() -> None:
@@ -303,7 +303,7 @@ class Busy:
         pass
 
 
-class Followed(Following):
+class Followed(SourceFollower):
     """One that follows a busy log in which nothing is about the range."""
 
     def __init__(self, busy: Busy) -> None:
@@ -314,7 +314,7 @@ class Followed(Following):
         super().__init__(state, busy, lambda: SimpleNamespace(append_record=append_record))  # type: ignore[arg-type, return-value]
         self.found = Copying()._import()
 
-    def _take(self, changes: pages.Changes, logged: Any, found: Import) -> None:
+    def _take(self, changes: pages.RangeChanges, logged: Any, found: ImportedRange) -> None:
         pass
 
     async def is_close(self, reads: int) -> list[bool]:

@@ -43,14 +43,14 @@ from kvstore.partition.state.overlay import Layer
 from kvstore.partition.state.retry_table import key_hash
 from kvstore.partition.state.rows import ALL_DATA, ALL_EXPIRY, ALL_ORDER
 from kvstore.partition.state.scope import bound
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span, Tokens
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import Tokens, TokenSpan
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
 from tests.sim.moving.moves import keys_in
 
-MOVING, STAYING = Span(0, TOKENS // 2 - 1), Span(TOKENS // 2, TOKENS - 1)
+MOVING, STAYING = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
 M1, M2 = keys_in(MOVING, 2, b"m")
 S1, S2 = keys_in(STAYING, 2, b"s")
 P2 = PartitionId("p2")
@@ -58,7 +58,7 @@ CLIENT = b"c" * 16
 PIN = Position(LedgerId(9), EntryId(4))
 
 
-def founded(*spans: Span, **how: Any) -> Partition:
+def founded(*spans: TokenSpan, **how: Any) -> Partition:
     """A leader of a partition that owns these ranges."""
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000), **how)
     started = p.loop.create_task(p.leader.start(Founded(spans)))
@@ -102,7 +102,7 @@ def test_the_first_record_of_a_log_says_what_is_owned() -> None:
     p = founded(STAYING)
     assert p.state.ownership.is_founded
     assert p.state.ownership.owned.spans == (STAYING,)
-    again = State(p.state.partition, p.engine, p.config)
+    again = ReplicaState(p.state.partition, p.engine, p.config)
     assert again.ownership == p.state.ownership, "it is durable with the state"
 
 
@@ -333,7 +333,7 @@ def test_a_client_is_forgotten_a_window_after_it_asked_however_often_what_is_kno
     target.do(put(S2, b"later"))
     assert len(table) == 0
     assert isinstance(target.do(put(M1, b"again", request=request(1))), RequestExpired)
-    again = State(target.state.partition, target.engine, target.config)
+    again = ReplicaState(target.state.partition, target.engine, target.config)
     assert len(again.retries) == 0, "nor after a restart"
 
 
@@ -342,7 +342,7 @@ def test_a_client_that_is_moved_is_remembered_over_a_restart_by_when_it_asked(p:
     p.do(put(M1, b"a", request=request(1)))
     imported(target, p)
     owned(target, p)
-    again = State(target.state.partition, target.engine, target.config)
+    again = ReplicaState(target.state.partition, target.engine, target.config)
     assert again.retries.find(request(1), key_hash(M1), TIME_MS) is not None
     again.retries.check()
     assert [since for since, _ in again.retries.idle] == [since for since, _ in target.state.retries.idle]
@@ -375,7 +375,7 @@ def test_replicas_agree_on_an_import_to_the_byte(p: Partition) -> None:
     target = founded(STAYING)
     imported(target, p)
     owned(target, p)
-    follower = State(target.state.partition, MemoryEngine(), target.config)
+    follower = ReplicaState(target.state.partition, MemoryEngine(), target.config)
     for entry in target.log.acknowledged:
         follower.apply(entry)
     assert follower.fingerprint() == target.state.fingerprint()
@@ -420,7 +420,7 @@ def test_own_takes_the_freeze_that_the_import_ended_at(p: Partition) -> None:
 def test_the_part_of_a_log_about_a_range_holds_its_deletes(p: Partition) -> None:
     p.do(put(M1, b"a"), put(M2, b"b"), put(S1, b"c"))
     p.do(delete(M1))
-    changes = pages.Changes(MOVING)
+    changes = pages.RangeChanges(MOVING)
     for logged in p.log.acknowledged:
         entry = decode(logged.payload)
         if not entry.is_control:
@@ -451,7 +451,7 @@ def test_scans_and_counts_are_about_what_the_asker_thinks_is_owned() -> None:
     assert isinstance(p.do(bound(count(), Tokens([MOVING, STAYING]))), Moved)
     assert isinstance(p.do(bound(scan(b"", b"", 0), Tokens([MOVING, STAYING]))), Moved)
     assert isinstance(p.do(bound(delete_range(b"", b""), Tokens([MOVING, STAYING]))), Moved)
-    half = Tokens([Span(STAYING.first, token_of(S1) - 1)])
+    half = Tokens([TokenSpan(STAYING.first, token_of(S1) - 1)])
     assert p.do(bound(scan(b"", b"", 0), half)).items == []
     assert p.do(bound(count(), Tokens([STAYING]))) == 1
     p.submit(put(S1, b"under way"))

@@ -84,7 +84,7 @@ def test_a_count_counts_no_key_that_is_dropped_before_it_ends(p: Partition, monk
     next(work)
     log(p, Drop(1, b""))
     assert p.state.ownership.owned == owned
-    assert answer_of(work) == range_reads.Page(1, None)
+    assert answer_of(work) == range_reads.ScanPage(1, None)
 
 
 def test_nothing_else_is_done_with_what_is_released(p: Partition) -> None:

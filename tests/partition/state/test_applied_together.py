@@ -12,10 +12,10 @@ import pytest
 from kvstore.errors import Corrupted
 from kvstore.partition.state import rows
 from kvstore.partition.state import state as module
-from kvstore.partition.state.engine import Batch
+from kvstore.partition.state.engine import EngineBatch
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Entry, Kind, decode
-from kvstore.partition.state.state import State
+from kvstore.partition.state.entry import Entry, EntryKind, decode
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import Writer, all_records, check_indexes, state_over
@@ -32,14 +32,14 @@ class Counting(MemoryEngine):
         self.batches = 0
         self.is_full = False
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         if self.is_full:
             raise OSError(errno.ENOSPC, "no room")
         self.batches += 1
         super().write(batch)
 
 
-def standing(state: State) -> tuple[Any, ...]:
+def standing(state: ReplicaState) -> tuple[Any, ...]:
     """All that a state is."""
     return (
         *(state.position, state.seq, state.epoch, state.record_time_ms, state.key_count, state.crc, state.released),
@@ -112,7 +112,7 @@ def test_puts_that_stand_together_are_one_batch_and_control_records_stand_alone(
     state, before = state_over(engine), 0
     for _ in range(5):
         writer.put(a="1")
-    writer.control(Kind.EMPTY)
+    writer.control(EntryKind.EMPTY)
     for _ in range(5):
         writer.put(b="1")
     before = engine.batches
@@ -184,7 +184,7 @@ def leave_one_out(patch: Patch) -> None:
     """The effects of one entry of several are lost, and its sequence counts."""
     change, calls = module.change, iter(range(1 << 30))
 
-    def forgetful(batch: Batch, entry: Entry, data_keys: list[bytes], crc: int) -> tuple[int, int]:
+    def forgetful(batch: EngineBatch, entry: Entry, data_keys: list[bytes], crc: int) -> tuple[int, int]:
         if next(calls) % 7 == 3:
             return 0, crc
         return change(batch, entry, data_keys, crc)
@@ -193,9 +193,9 @@ def leave_one_out(patch: Patch) -> None:
 
 
 def write_the_position_ahead(patch: Patch) -> None:
-    apply_run = State.apply_run
+    apply_run = ReplicaState.apply_run
 
-    def ahead(self: State, run: Run) -> None:
+    def ahead(self: ReplicaState, run: Run) -> None:
         if self.position is not None:
             at, entry = run[-1]
             batch = self.engine.batch()
@@ -204,35 +204,35 @@ def write_the_position_ahead(patch: Patch) -> None:
             self.engine.write(batch)
         apply_run(self, run)
 
-    patch.setattr(State, "apply_run", ahead)
+    patch.setattr(ReplicaState, "apply_run", ahead)
 
 
 def forget_the_request_ids(patch: Patch) -> None:
-    apply_run = State.apply_run
+    apply_run = ReplicaState.apply_run
 
-    def forgetful(self: State, run: Run) -> None:
+    def forgetful(self: ReplicaState, run: Run) -> None:
         for _, entry in run[:-1]:
             entry.requests = None
         apply_run(self, run)
 
-    patch.setattr(State, "apply_run", forgetful)
+    patch.setattr(ReplicaState, "apply_run", forgetful)
 
 
 def forget_the_checksums_between(patch: Patch) -> None:
-    stand_at = State._stand_at
+    stand_at = ReplicaState._stand_at
 
-    def stand(self: State, *values: Any) -> None:
+    def stand(self: ReplicaState, *values: Any) -> None:
         stand_at(self, *values)
         while len(self._crcs) > 1 and self._crcs[-2][0] > self.seq - 12:
             del self._crcs[-2]
 
-    patch.setattr(State, "_stand_at", stand)
+    patch.setattr(ReplicaState, "_stand_at", stand)
 
 
 def count_what_is_refused(patch: Patch) -> None:
-    apply_run = State.apply_run
+    apply_run = ReplicaState.apply_run
 
-    def careless(self: State, run: Run) -> None:
+    def careless(self: ReplicaState, run: Run) -> None:
         try:
             apply_run(self, run)
         except OSError:
@@ -240,11 +240,11 @@ def count_what_is_refused(patch: Patch) -> None:
             self._stand_at(at, entry.last_seq, entry.epoch, entry.time_ms, self.key_count, self.crc, False)
             raise
 
-    patch.setattr(State, "apply_run", careless)
+    patch.setattr(ReplicaState, "apply_run", careless)
 
 
 def admit_every_run(patch: Patch) -> None:
-    patch.setattr(State, "_admit", lambda *_: None)
+    patch.setattr(ReplicaState, "_admit", lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_difference_is_remembered_over_a_restart_and_until_it_is_acquitted() -
     state.apply(LogEntry(writer.log[1].position, entry.encode()))
     again = state_over(engine)
     assert again.doubt == state.doubt == Doubt(Seq(1), again.checks[Seq(1)], entry.check_crc)
-    again.acquit()
+    again.clear_doubt()
     assert state_over(engine).doubt is None
     assert state_over(engine).checks == state.checks
     assert rows.CHECKS_KEY == b"c"

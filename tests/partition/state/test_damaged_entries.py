@@ -47,11 +47,11 @@ def test_a_damaged_entry_is_refused_or_applied_whole(seed: int) -> None:
         assert state.is_whole
         state.retries.check()
         with suppress(StoreError):
-            changes.logged(bad)
+            changes.feed_entry_of(bad)
         with suppress(StoreError):
             found = decode(bad.payload)
             if not found.is_control:
-                pages.Changes(EVERYTHING.spans[0]).add(found)
+                pages.RangeChanges(EVERYTHING.spans[0]).add(found)
 
 
 @pytest.mark.parametrize(("ages", "is_right"), [([6], True), ([7], False), ([1 << 63], False)])

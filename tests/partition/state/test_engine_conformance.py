@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from kvstore.partition.state import engine_rocks
-from kvstore.partition.state.engine import Cursor, Engine, ViewClosed
+from kvstore.partition.state.engine import Engine, ViewClosed, ViewCursor
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import (
     FILES_TO_COMPACT,
@@ -121,7 +121,7 @@ def test_an_iterator_shows_the_rows_as_they_were_when_it_was_made(engine: Engine
     assert len(contents(engine)) == 201
 
 
-def taken(cursor: Cursor, rows_max: int = 7, bytes_max: int = 1 << 20) -> list[tuple[bytes, bytes]]:
+def taken(cursor: ViewCursor, rows_max: int = 7, bytes_max: int = 1 << 20) -> list[tuple[bytes, bytes]]:
     found: list[tuple[bytes, bytes]] = []
     while pairs := list(zip(*cursor.take(rows_max, bytes_max), strict=True)):
         found += pairs

@@ -15,7 +15,7 @@ from kvstore.partition.state.entry import (
     OVERWRITE,
     REPLACES,
     Entry,
-    Kind,
+    EntryKind,
     Mutation,
     Requests,
     control,
@@ -61,13 +61,13 @@ def test_the_bytes_of_an_entry_stay_as_they_are() -> None:
 
 
 def test_the_bytes_of_a_release_record_stay_as_they_are() -> None:
-    payload = control(P1, 3, 101, TIME_MS, Kind.RELEASE_LEAD).encode()
+    payload = control(P1, 3, 101, TIME_MS, EntryKind.RELEASE_LEAD).encode()
     assert payload.hex() == "080112027031180320652880d095ffbc31320111"
     assert is_release(payload)
 
 
 def test_only_a_release_record_is_one() -> None:
-    others = [control(P1, 3, 101, TIME_MS, kind).encode() for kind in (Kind.EPOCH_START, Kind.EMPTY)]
+    others = [control(P1, 3, 101, TIME_MS, kind).encode() for kind in (EntryKind.EPOCH_START, EntryKind.EMPTY)]
     unreadable = b"\xff\xff"
     put = Entry(P1, 1, 1, TIME_MS, bytes((CREATE,)))
     put.keys, put.values = [b"a"], [b"1"]
@@ -75,7 +75,7 @@ def test_only_a_release_record_is_one() -> None:
 
 
 def test_a_release_record_of_another_format_does_not_spare_the_wait() -> None:
-    message = entry_pb2.Entry.FromString(control(P1, 3, 101, TIME_MS, Kind.RELEASE_LEAD).encode())
+    message = entry_pb2.Entry.FromString(control(P1, 3, 101, TIME_MS, EntryKind.RELEASE_LEAD).encode())
     message.format = 2
     assert not is_release(message.SerializeToString())
 
@@ -89,7 +89,13 @@ def test_an_unknown_format_is_refused_by_number() -> None:
 
 @pytest.mark.parametrize(
     "kinds",
-    [b"\x09", bytes((Kind.IMPORT_BEGIN,)), bytes((CREATE, Kind.RELEASE_LEAD)), b"\x80", bytes((CREATE | 0x80,))],
+    [
+        b"\x09",
+        bytes((EntryKind.IMPORT_BEGIN,)),
+        bytes((CREATE, EntryKind.RELEASE_LEAD)),
+        b"\x80",
+        bytes((CREATE | 0x80,)),
+    ],
 )
 def test_a_kind_that_this_program_does_not_know_is_refused(kinds: bytes) -> None:
     message = entry_pb2.Entry(format=1, partition="p1", kinds=kinds, keys=[b"a"] * len(kinds), values=[b"1"])
@@ -136,7 +142,7 @@ def test_a_mutation_has_its_share_of_each_column() -> None:
 
 
 def test_control_records_take_no_sequence() -> None:
-    record = decode(control(P1, 3, 101, TIME_MS, Kind.EMPTY).encode())
+    record = decode(control(P1, 3, 101, TIME_MS, EntryKind.EMPTY).encode())
     assert (record.is_control, record.first_seq, record.last_seq) == (True, 101, 100)
     assert full_entry().last_seq == 103
 

@@ -25,7 +25,7 @@ from kvstore.partition.state.commands import (
     scan_tokens,
 )
 from kvstore.partition.state.entry import CREATE, DELETE, KIND, decode
-from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
 from kvstore.ring.hashing import token_of
 from tests.partition.one_partition import TIME_MS, Partition
 
@@ -191,7 +191,7 @@ def test_keys_that_may_not_be_deleted_do_not_keep_others_from_being_found(monkey
     serving_ranges: ServingRanges = p.leader.serving_ranges
     tokens = EVERYTHING
     for key in kept:
-        tokens = tokens.without(Span(token_of(key), token_of(key)))
+        tokens = tokens.without(TokenSpan(token_of(key), token_of(key)))
     serving_ranges.writable = tokens
     for _ in range(30):
         p.wait(0.1)
@@ -236,7 +236,7 @@ def test_what_has_expired_and_is_deleted_is_not_stepped_over_again_by_each_sweep
     assert begins[-1] > rows.expiry_key(p.date_ms() - 13_000, b"")
     before = len(begins)
     serving_ranges: ServingRanges = p.leader.serving_ranges
-    serving_ranges.writable = EVERYTHING.without(Span(0, 9))
+    serving_ranges.writable = EVERYTHING.without(TokenSpan(0, 9))
     run(3)
     assert set(begins[before:]) == {rows.ALL_EXPIRY[0]}, "what could not be deleted is looked for again"
     serving_ranges.writable = EVERYTHING

@@ -17,7 +17,7 @@ from kvstore.errors import OutcomeUnknown
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.state import engine_rocks
 from kvstore.partition.state.commands import put
-from kvstore.partition.state.engine import Batch
+from kvstore.partition.state.engine import EngineBatch
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.types import Position
@@ -35,7 +35,7 @@ class SmallDisk(MemoryEngine):
         self.is_full = False
         self.error = errno.ENOSPC
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         if self.is_full:
             raise OSError(self.error, "no room")
         super().write(batch)

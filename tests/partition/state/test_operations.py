@@ -32,7 +32,7 @@ from kvstore.partition.state.commands import (
     scan,
     scan_tokens,
 )
-from kvstore.partition.state.entry import Kind, decode
+from kvstore.partition.state.entry import EntryKind, decode
 from kvstore.ring.hashing import token_of
 from tests.partition.one_partition import TIME_MS, Partition
 
@@ -344,4 +344,4 @@ def test_now_and_then_an_entry_says_what_the_state_was() -> None:
     p.open()
     p.start()
     first = decode(p.log.acknowledged[0].payload)
-    assert (first.kinds[0], first.check_seq, first.check_crc) == (Kind.EPOCH_START, 20, p.state.crc)
+    assert (first.kinds[0], first.check_seq, first.check_crc) == (EntryKind.EPOCH_START, 20, p.state.crc)

@@ -9,17 +9,17 @@ from kvstore.partition.state import rows
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.pinned_scan import FEW_KEYS, SAMPLE_ROWS, PinnedScan, sample, stretches
 from kvstore.partition.state.pinned_scan import sizes as sizes_of
-from kvstore.partition.state.pinned_views import Held
-from kvstore.partition.state.tokens import EVERYTHING, Span, Tokens
+from kvstore.partition.state.pinned_views import PinnedView
+from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
 from kvstore.proto import data_pb2, pinned_page
 from kvstore.proto.pinned_page import Row
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.types import EntryId, LedgerId, Position, Seq
 
-ALL = Span(0, TOKENS - 1)
+ALL = TokenSpan(0, TOKENS - 1)
 
 
-def held_of(values: dict[bytes, bytes], owned: Tokens = EVERYTHING) -> Held:
+def held_of(values: dict[bytes, bytes], owned: Tokens = EVERYTHING) -> PinnedView:
     engine = MemoryEngine()
     batch = engine.batch()
     for number, (key, value) in enumerate(values.items()):
@@ -27,7 +27,7 @@ def held_of(values: dict[bytes, bytes], owned: Tokens = EVERYTHING) -> Held:
         batch.put(rows.ORDER + key, b"")
     engine.write(batch)
     view = engine.view((rows.ALL_DATA, rows.ALL_ORDER))
-    return Held("pin", 1, Position(LedgerId(1), EntryId(1)), Seq(1), 1, owned, len(values), view, False)
+    return PinnedView("pin", 1, Position(LedgerId(1), EntryId(1)), Seq(1), 1, owned, len(values), view, False)
 
 
 def values_of(count: int, seed: int = 1) -> dict[bytes, bytes]:
@@ -35,7 +35,9 @@ def values_of(count: int, seed: int = 1) -> dict[bytes, bytes]:
     return {b"key%d" % number: random.randbytes(random.randrange(200)) for number in range(count)}
 
 
-def pages(held: Held, span: Span = ALL, page_bytes: int = 2_000, **options: bytes | bool) -> list[data_pb2.PinnedPage]:
+def pages(
+    held: PinnedView, span: TokenSpan = ALL, page_bytes: int = 2_000, **options: bytes | bool
+) -> list[data_pb2.PinnedPage]:
     scan = PinnedScan(held, span, page_bytes=page_bytes, **options)  # type: ignore[arg-type]
     found: list[data_pb2.PinnedPage] = []
     while not found or not found[-1].ends:
@@ -45,7 +47,7 @@ def pages(held: Held, span: Span = ALL, page_bytes: int = 2_000, **options: byte
     return found
 
 
-def sizes(held: Held, split_bytes: int) -> tuple[int, list[int]]:
+def sizes(held: PinnedView, split_bytes: int) -> tuple[int, list[int]]:
     return sizes_of(held, [sample(held.view, span) for span in stretches(held)], split_bytes)
 
 
@@ -75,8 +77,8 @@ def test_a_scan_goes_on_behind_any_page() -> None:
 
 def test_only_what_is_owned_and_asked_for_is_read() -> None:
     values = values_of(500)
-    owned = Tokens([Span(1 << 28, 1 << 29), Span(1 << 30, 3 << 30)])
-    span = Span(3 << 27, 2 << 30)
+    owned = Tokens([TokenSpan(1 << 28, 1 << 29), TokenSpan(1 << 30, 3 << 30)])
+    span = TokenSpan(3 << 27, 2 << 30)
     wanted = {key: value for key, value in values.items() if owned.holds(token_of(key)) and span.holds(token_of(key))}
     assert 50 < len(wanted) < 400
     assert [row.key for row in rows_of(pages(held_of(values, owned), span))] == [key for key, _ in in_order(wanted)]
@@ -86,10 +88,10 @@ def test_only_what_is_owned_and_asked_for_is_read() -> None:
 def test_a_record_whose_token_is_the_last_of_a_split_is_in_that_one(number: int) -> None:
     values = values_of(200)
     held, token = held_of(values), token_of(b"key%d" % number)
-    before, behind = (rows_of(pages(held, span)) for span in (Span(0, token), Span(token + 1, TOKENS - 1)))
+    before, behind = (rows_of(pages(held, span)) for span in (TokenSpan(0, token), TokenSpan(token + 1, TOKENS - 1)))
     assert before[-1].key == b"key%d" % number
     assert [(row.key, row.value) for row in before + behind] == in_order(values)
-    owned = held_of(values, Tokens([Span(0, token)]))
+    owned = held_of(values, Tokens([TokenSpan(0, token)]))
     assert rows_of(pages(owned)) == before
 
 
@@ -108,7 +110,7 @@ def test_keys_outside_the_bounds_are_left_out_whether_few_or_many_are_inside(sta
 
 def test_few_keys_within_the_bounds_are_only_those_that_are_owned_and_asked_for() -> None:
     values = values_of(900)
-    owned, span = Tokens([Span(1 << 28, 3 << 30)]), Span(1 << 29, TOKENS - 1)
+    owned, span = Tokens([TokenSpan(1 << 28, 3 << 30)]), TokenSpan(1 << 29, TOKENS - 1)
     wanted = {key: value for key, value in values.items() if owned.holds(token_of(key)) and span.holds(token_of(key))}
     assert [row.key for row in rows_of(pages(held_of(values, owned), span, start=b"key"))] == [
         key for key, _ in in_order(wanted)
@@ -145,8 +147,8 @@ def test_sizes_are_those_of_keys_and_values() -> None:
     assert total == 5_000 * 100
 
 
-@pytest.mark.parametrize("spans", [[ALL], [Span(0, 1 << 30), Span(5 << 28, 3 << 30)]])
-def test_splits_have_about_the_same_bytes(spans: list[Span]) -> None:
+@pytest.mark.parametrize("spans", [[ALL], [TokenSpan(0, 1 << 30), TokenSpan(5 << 28, 3 << 30)]])
+def test_splits_have_about_the_same_bytes(spans: list[TokenSpan]) -> None:
     owned = Tokens(spans)
     values = {key: value for key, value in values_of(20_000).items() if owned.holds(token_of(key))}
     held = held_of(values, owned)

@@ -8,11 +8,11 @@ from kvstore.errors import NoSuchPin, Overloaded
 from kvstore.partition.state import move_records, rows
 from kvstore.partition.state.engine import ViewClosed
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind, control
-from kvstore.partition.state.marks import Mark
-from kvstore.partition.state.pinned_views import HELD_MAX, Held
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Import
+from kvstore.partition.state.entry import EntryKind, control
+from kvstore.partition.state.marks import MarkRecord
+from kvstore.partition.state.pinned_views import HELD_MAX, PinnedView
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateImport
 from kvstore.proto import entry_pb2
 from kvstore.types import Position, ServerId
 from tests.partition.effects import P1, TIME_MS, Writer, state_over
@@ -32,8 +32,8 @@ class Replica:
     def mark(self, pin: str, *, after_ms: int = 1_000, takes: bool = True) -> Position:
         """Log a MARK whose deadline is so much later than its record time; 0: that gives the pin back."""
         deadline_ms = self.writer.time_ms + after_ms if after_ms else 0
-        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, Kind.MARK)
-        entry.control = move_records.encode(Mark(pin, deadline_ms, takes))
+        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, EntryKind.MARK)
+        entry.control = move_records.encode(MarkRecord(pin, deadline_ms, takes))
         self.writer.add(entry)
         self.catch_up()
         assert self.state.position is not None
@@ -47,16 +47,16 @@ def replica() -> Iterator[Replica]:
     made.state.held.close()
 
 
-def records(held: Held) -> dict[bytes, bytes]:
+def records(held: PinnedView) -> dict[bytes, bytes]:
     keys, found = held.view.cursor(*rows.ALL_DATA).take(1000, 1 << 20)
     return {rows.key_of_data(key): rows.record_of(row).value for key, row in zip(keys, found, strict=True)}
 
 
 def test_the_bytes_of_a_mark_are_these() -> None:
-    said = move_records.encode(Mark("nightly", 1_700_000_600_000, True))
+    said = move_records.encode(MarkRecord("nightly", 1_700_000_600_000, True))
     assert said.hex() == "93a76e696768746c79cf0000018bcfee8fc0c3"
-    assert move_records.decode(Kind.MARK, said) == Mark("nightly", 1_700_000_600_000, True)
-    assert Kind.MARK == 28
+    assert move_records.decode(EntryKind.MARK, said) == MarkRecord("nightly", 1_700_000_600_000, True)
+    assert EntryKind.MARK == 28
 
 
 # docs/protocol.md K1
@@ -78,7 +78,7 @@ def test_a_mark_takes_no_sequence_and_changes_nothing_of_the_state(replica: Repl
     before = (state.seq, state.crc, state.key_count, state.ownership, state.fingerprint())
     replica.mark("pin")
     assert (state.seq, state.crc, state.key_count, state.ownership, state.fingerprint()) == before
-    assert State(P1, state.engine, state._config).position == state.position
+    assert ReplicaState(P1, state.engine, state._config).position == state.position
 
 
 def test_another_position_than_the_pinned_one_is_not_given(replica: Replica) -> None:
@@ -156,7 +156,7 @@ def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replic
 
 def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Replica) -> None:
     position = replica.mark("pin")
-    Import(replica.state, frozenset({ServerId("donor")})).add(entry_pb2.Chunk(format=1).SerializeToString())
+    StateImport(replica.state, frozenset({ServerId("donor")})).add(entry_pb2.Chunk(format=1).SerializeToString())
     with pytest.raises(NoSuchPin):
         replica.state.held.get("pin", position)
 

@@ -12,7 +12,7 @@ from kvstore.errors import NotLeader
 from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.range_reads import COUNT_KEYS_MAX, PAGE_BYTES_MAX, READ_BYTES_MAX
 from kvstore.partition.state.commands import Flag, Level, Op, count, put, range_, scan, scan_tokens
-from kvstore.partition.state.tokens import EVERYTHING, Span, Tokens
+from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
 from kvstore.ring.hashing import token_of
 from tests.partition.one_partition import Partition
 
@@ -179,7 +179,7 @@ def looked_at(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 # docs/protocol.md P37
 def test_a_scan_by_token_does_not_look_at_what_is_not_owned(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     p.do(*(put(b"%d" % number, b"v") for number in range(3000)))
-    half = Tokens([Span(0, 1 << 30), Span(3 << 30, (1 << 32) - 1)])
+    half = Tokens([TokenSpan(0, 1 << 30), TokenSpan(3 << 30, (1 << 32) - 1)])
     keys = {b"%d" % number for number in range(3000) if half.holds(token_of(b"%d" % number))}
     seen = looked_at(p, monkeypatch)
     found: list[bytes] = []

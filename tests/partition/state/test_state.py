@@ -9,8 +9,8 @@ from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state import rows
 from kvstore.partition.state.checksum import Doubt
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind, decode
-from kvstore.partition.state.state import State
+from kvstore.partition.state.entry import EntryKind, decode
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import EntryId, Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import P1, TIME_MS, Writer, all_records, check_indexes, state_over
@@ -18,7 +18,7 @@ from tests.partition.effects import P1, TIME_MS, Writer, all_records, check_inde
 every_seed = pytest.mark.parametrize("seed", range(30))
 
 
-def check(state: State, writer: Writer, entries: int) -> None:
+def check(state: ReplicaState, writer: Writer, entries: int) -> None:
     """The state is the model after so many entries, and its indexes agree with its records."""
     model = writer.models[entries]
     assert all_records(state) == model
@@ -82,7 +82,7 @@ def test_a_gap_in_the_sequences_is_refused_and_changes_nothing() -> None:
 def test_an_epoch_never_falls() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     writer.epoch = 5
-    state.apply(writer.control(Kind.EPOCH_START))
+    state.apply(writer.control(EntryKind.EPOCH_START))
     late = writer.put(a="1")
     message = decode(late.payload)
     message.epoch = 4
@@ -155,10 +155,10 @@ def test_a_state_knows_whether_its_last_entry_is_a_release_record() -> None:
     state = state_over(engine)
     state.apply(writer.put(a="1"))
     assert not state.released
-    state.apply(writer.control(Kind.RELEASE_LEAD))
+    state.apply(writer.control(EntryKind.RELEASE_LEAD))
     assert state.released
     assert state_over(engine).released
-    state.apply(writer.control(Kind.EPOCH_START))
+    state.apply(writer.control(EntryKind.EPOCH_START))
     assert not state.released
 
 
@@ -168,10 +168,10 @@ def test_a_key_is_absent_once_record_time_has_reached_its_expiry() -> None:
     writer._put(entry, b"a", b"1", TIME_MS + 100)
     state.apply(writer.add(entry))
     writer.time_ms = TIME_MS + 99
-    state.apply(writer.control(Kind.EMPTY))
+    state.apply(writer.control(EntryKind.EMPTY))
     assert state.get(b"a") is not None
     writer.time_ms = TIME_MS + 100
-    state.apply(writer.control(Kind.EMPTY))
+    state.apply(writer.control(EntryKind.EMPTY))
     assert state.get(b"a") is None
     assert state.key_count == 1
 
@@ -244,6 +244,6 @@ def test_the_bytes_of_engine_rows_stay_as_they_are() -> None:
     assert rows.encode_record(b"v", 5, 3, 7, 0).hex() == "01" + u64(5, 7, 3) + "76"
     assert rows.encode_record(b"v", 5, 5, 7, 9).hex() == "02" + u64(5, 7, 9) + "76"
     assert rows.encode_record(b"v", 5, 3, 7, 9).hex() == "03" + u64(5, 7, 3, 9) + "76"
-    meta = rows.Meta(Position(rows.LedgerId(1), EntryId(2)), rows.Seq(3), 4, 5, 6, 0x0A0B0C0D, True)
+    meta = rows.StateMeta(Position(rows.LedgerId(1), EntryId(2)), rows.Seq(3), 4, 5, 6, 0x0A0B0C0D, True)
     assert rows.encode_meta(*meta).hex() == "01" + u64(1, 2, 3, 4, 5, 6) + "0a0b0c0d" + "01"
     assert rows.meta_of(rows.encode_meta(*meta)) == meta
