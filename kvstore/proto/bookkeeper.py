@@ -52,7 +52,7 @@ class Status(IntEnum):
     UNKNOWN_LEDGER_STATE = 507
 
 
-class Operation(IntEnum):
+class BookieOperation(IntEnum):
     READ_ENTRY = 1
     ADD_ENTRY = 2
     RANGE_READ_ENTRY = 3
@@ -71,15 +71,15 @@ _Part = Literal[
     "read", "add", "auth", "write_lac", "read_lac", "bookie_info", "start_tls", "force_ledger", "list_entries"
 ]
 PART: dict[int, _Part] = {
-    Operation.READ_ENTRY: "read",
-    Operation.ADD_ENTRY: "add",
-    Operation.AUTH: "auth",
-    Operation.WRITE_LAC: "write_lac",
-    Operation.READ_LAC: "read_lac",
-    Operation.GET_BOOKIE_INFO: "bookie_info",
-    Operation.START_TLS: "start_tls",
-    Operation.FORCE_LEDGER: "force_ledger",
-    Operation.LIST_ENTRIES: "list_entries",
+    BookieOperation.READ_ENTRY: "read",
+    BookieOperation.ADD_ENTRY: "add",
+    BookieOperation.AUTH: "auth",
+    BookieOperation.WRITE_LAC: "write_lac",
+    BookieOperation.READ_LAC: "read_lac",
+    BookieOperation.GET_BOOKIE_INFO: "bookie_info",
+    BookieOperation.START_TLS: "start_tls",
+    BookieOperation.FORCE_LEDGER: "force_ledger",
+    BookieOperation.LIST_ENTRIES: "list_entries",
 }
 """The part of Request and Response that belongs to an operation. The other operations are known to Apache but have no
 part."""
@@ -114,8 +114,8 @@ def bookie_context(bookie: str, cluster: str = "") -> bytes:
     pairs = [pb.ContextPair(key=BOOKIE_KEY, value=bookie)]
     if cluster:
         pairs.append(pb.ContextPair(key=CLUSTER_KEY, value=cluster))
-    named = pb.Request(header=_header(1, Operation.AUTH), context=pairs)
-    bare = pb.Request(header=_header(1, Operation.AUTH))
+    named = pb.Request(header=_header(1, BookieOperation.AUTH), context=pairs)
+    bare = pb.Request(header=_header(1, BookieOperation.AUTH))
     return named.SerializeToString()[len(bare.SerializeToString()) :]
 
 
@@ -173,20 +173,22 @@ def _read_frame(txn: int, ledger: int, entry: int, rest: bytes, priority: int, c
 def encode_read_lac(txn: int, ledger: int, context: bytes = b"") -> bytes:
     """Encode a request for the last explicit LAC and the last entry."""
     return _request(
-        pb.Request(header=_header(txn, Operation.READ_LAC), read_lac=pb.ReadLacRequest(ledger=ledger)), context
+        pb.Request(header=_header(txn, BookieOperation.READ_LAC), read_lac=pb.ReadLacRequest(ledger=ledger)), context
     )
 
 
 def encode_write_lac(txn: int, ledger: int, lac: int, key: bytes, body: bytes, context: bytes = b"") -> bytes:
     """Encode an update of the last add confirmed without an entry. `body` is its packet."""
     part = pb.WriteLacRequest(ledger=ledger, lac=lac, master_key=key, body=body)
-    return _request(pb.Request(header=_header(txn, Operation.WRITE_LAC), write_lac=part), context)
+    return _request(pb.Request(header=_header(txn, BookieOperation.WRITE_LAC), write_lac=part), context)
 
 
 def encode_force(txn: int, ledger: int, context: bytes = b"") -> bytes:
     """Encode a request that is answered once everything sent before is synced."""
     return _request(
-        pb.Request(header=_header(txn, Operation.FORCE_LEDGER), force_ledger=pb.ForceLedgerRequest(ledger=ledger)),
+        pb.Request(
+            header=_header(txn, BookieOperation.FORCE_LEDGER), force_ledger=pb.ForceLedgerRequest(ledger=ledger)
+        ),
         context,
     )
 
@@ -194,7 +196,9 @@ def encode_force(txn: int, ledger: int, context: bytes = b"") -> bytes:
 def encode_list_entries(txn: int, ledger: int, context: bytes = b"") -> bytes:
     """Encode a request for the entries that the bookie holds."""
     return _request(
-        pb.Request(header=_header(txn, Operation.LIST_ENTRIES), list_entries=pb.ListEntriesRequest(ledger=ledger)),
+        pb.Request(
+            header=_header(txn, BookieOperation.LIST_ENTRIES), list_entries=pb.ListEntriesRequest(ledger=ledger)
+        ),
         context,
     )
 
@@ -202,12 +206,12 @@ def encode_list_entries(txn: int, ledger: int, context: bytes = b"") -> bytes:
 def encode_bookie_info(txn: int, requested: int = TOTAL_CAPACITY | FREE_SPACE, context: bytes = b"") -> bytes:
     """Encode a request for disk space, or for the newest of the cluster's own ledgers."""
     part = pb.BookieInfoRequest(requested=requested)
-    return _request(pb.Request(header=_header(txn, Operation.GET_BOOKIE_INFO), bookie_info=part), context)
+    return _request(pb.Request(header=_header(txn, BookieOperation.GET_BOOKIE_INFO), bookie_info=part), context)
 
 
 def encode_start_tls(txn: int) -> bytes:
     """Encode a request for TLS on this connection. The bookie's answer is the last message in clear text."""
-    return _request(pb.Request(header=_header(txn, Operation.START_TLS), start_tls=pb.StartTlsRequest()), b"")
+    return _request(pb.Request(header=_header(txn, BookieOperation.START_TLS), start_tls=pb.StartTlsRequest()), b"")
 
 
 def _header(txn: int, operation: int) -> pb.PacketHeader:
@@ -285,13 +289,13 @@ def encode_read_lac_response(
     txn: int, status: int, ledger: int, lac_body: bytes | None = None, last_entry: bytes | None = None
 ) -> bytes:
     part = pb.ReadLacResponse(status=_status(status), ledger=ledger, lac_body=lac_body, last_entry_body=last_entry)
-    return _response(pb.Response(header=_header(txn, Operation.READ_LAC), status=_status(status), read_lac=part))
+    return _response(pb.Response(header=_header(txn, BookieOperation.READ_LAC), status=_status(status), read_lac=part))
 
 
 def encode_list_response(txn: int, status: int, ledger: int, availability: bytes | None = None) -> bytes:
     part = pb.ListEntriesResponse(status=_status(status), ledger=ledger, availability=availability)
     return _response(
-        pb.Response(header=_header(txn, Operation.LIST_ENTRIES), status=_status(status), list_entries=part)
+        pb.Response(header=_header(txn, BookieOperation.LIST_ENTRIES), status=_status(status), list_entries=part)
     )
 
 
@@ -301,39 +305,39 @@ def encode_info_response(
     part = pb.BookieInfoResponse(
         status=pb.EOK, total_bytes=total_bytes, free_bytes=free_bytes, newest_ledger=newest_ledger
     )
-    return _response(pb.Response(header=_header(txn, Operation.GET_BOOKIE_INFO), status=pb.EOK, bookie_info=part))
+    return _response(pb.Response(header=_header(txn, BookieOperation.GET_BOOKIE_INFO), status=pb.EOK, bookie_info=part))
 
 
 def encode_auth_response(txn: int) -> bytes:
     """Encode the answer that there is no authentication. Apache's client continues only after exactly this answer."""
     part = pb.AuthMessage(plugin=AUTH_DISABLED, payload=b"")
-    return _response(pb.Response(header=_header(txn, Operation.AUTH), status=pb.EOK, auth=part))
+    return _response(pb.Response(header=_header(txn, BookieOperation.AUTH), status=pb.EOK, auth=part))
 
 
 def encode_start_tls_response(txn: int) -> bytes:
     """Encode the consent to TLS. The client sends its handshake next."""
-    header = _header(txn, Operation.START_TLS)
+    header = _header(txn, BookieOperation.START_TLS)
     return _response(pb.Response(header=header, status=pb.EOK, start_tls=pb.StartTlsResponse()))
 
 
 def encode_status(txn: int, operation: int, status: int, ledger: int = 0, entry: int = 0) -> bytes:
     """Encode a plain answer to any operation, including its part, because older Java clients read ids from the part
     without checking."""
-    if operation == Operation.ADD_ENTRY:
+    if operation == BookieOperation.ADD_ENTRY:
         return encode_add_response(txn, status, ledger, entry)
-    if operation == Operation.READ_ENTRY:
+    if operation == BookieOperation.READ_ENTRY:
         return encode_read_response(txn, status, ledger, entry)
     response = pb.Response(header=_header(txn, operation), status=_status(status))
     code = _status(status)
-    if operation == Operation.WRITE_LAC:
+    if operation == BookieOperation.WRITE_LAC:
         response.write_lac.MergeFrom(pb.WriteLacResponse(status=code, ledger=ledger))
-    elif operation == Operation.READ_LAC:
+    elif operation == BookieOperation.READ_LAC:
         response.read_lac.MergeFrom(pb.ReadLacResponse(status=code, ledger=ledger))
-    elif operation == Operation.FORCE_LEDGER:
+    elif operation == BookieOperation.FORCE_LEDGER:
         response.force_ledger.MergeFrom(pb.ForceLedgerResponse(status=code, ledger=ledger))
-    elif operation == Operation.LIST_ENTRIES:
+    elif operation == BookieOperation.LIST_ENTRIES:
         response.list_entries.MergeFrom(pb.ListEntriesResponse(status=code, ledger=ledger))
-    elif operation == Operation.GET_BOOKIE_INFO:
+    elif operation == BookieOperation.GET_BOOKIE_INFO:
         response.bookie_info.status = code
     return _response(response)
 
@@ -343,7 +347,7 @@ def _response(response: pb.Response) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
-class Answer(NamedTuple):
+class BookieResponse(NamedTuple):
     """A bookie's answer to any operation. Fields that the answer does not carry are None."""
 
     txn: int
@@ -363,7 +367,7 @@ class Answer(NamedTuple):
     not send it."""
 
 
-def decode_response(payload: bytes) -> Answer:
+def decode_response(payload: bytes) -> BookieResponse:
     """Decode an answer. Raises BadFrame: the connection is unusable."""
     try:
         response = pb.Response.FromString(payload)
@@ -375,23 +379,23 @@ def decode_response(payload: bytes) -> Answer:
     txn = header.txn_id
     operation: int = header.operation
     status: int = response.status
-    if operation == Operation.ADD_ENTRY:
+    if operation == BookieOperation.ADD_ENTRY:
         add = response.add
-        return Answer(txn, operation, status or add.status, add.ledger, add.entry)
-    if operation == Operation.READ_ENTRY:
+        return BookieResponse(txn, operation, status or add.status, add.ledger, add.entry)
+    if operation == BookieOperation.READ_ENTRY:
         return _read_answer(txn, status, response.read)
-    if operation == Operation.READ_LAC:
+    if operation == BookieOperation.READ_LAC:
         lac = response.read_lac
         body = lac.lac_body if lac.HasField("lac_body") else None
         last = lac.last_entry_body if lac.HasField("last_entry_body") else None
-        return Answer(txn, operation, status or lac.status, lac.ledger, body=body, last_entry=last)
-    if operation == Operation.LIST_ENTRIES:
+        return BookieResponse(txn, operation, status or lac.status, lac.ledger, body=body, last_entry=last)
+    if operation == BookieOperation.LIST_ENTRIES:
         listed = response.list_entries
-        return Answer(txn, operation, status or listed.status, listed.ledger, body=listed.availability)
-    if operation == Operation.GET_BOOKIE_INFO:
+        return BookieResponse(txn, operation, status or listed.status, listed.ledger, body=listed.availability)
+    if operation == BookieOperation.GET_BOOKIE_INFO:
         info = response.bookie_info
         newest = info.newest_ledger if info.HasField("newest_ledger") else None
-        return Answer(
+        return BookieResponse(
             txn,
             operation,
             status,
@@ -399,10 +403,12 @@ def decode_response(payload: bytes) -> Answer:
             free_bytes=info.free_bytes,
             newest_ledger=newest,
         )
-    return Answer(txn, operation, status)
+    return BookieResponse(txn, operation, status)
 
 
-def _read_answer(txn: int, status: int, read: pb.ReadResponse) -> Answer:
+def _read_answer(txn: int, status: int, read: pb.ReadResponse) -> BookieResponse:
     body = read.body if read.HasField("body") else None
     max_lac = read.max_lac if read.HasField("max_lac") else None
-    return Answer(txn, Operation.READ_ENTRY, status or read.status, read.ledger, read.entry, body, max_lac)
+    return BookieResponse(
+        txn, BookieOperation.READ_ENTRY, status or read.status, read.ledger, read.entry, body, max_lac
+    )

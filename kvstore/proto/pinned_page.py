@@ -28,7 +28,7 @@ _fixed = Struct(">BQQ")
 _word = Struct(">Q")
 
 
-class Row(NamedTuple):
+class PinnedRow(NamedTuple):
     """A record."""
 
     key: bytes
@@ -59,7 +59,7 @@ def encode(keys: list[bytes], rows: list[bytes], time_ms: int, last: bytes, *, e
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class PageColumns:
     """The columns of a page, extracted once, because each access to a field of a message copies it, perhaps a
     mebibyte."""
 
@@ -72,11 +72,11 @@ class Columns:
     """0: nothing in it had expired."""
 
 
-def columns_of(page: data_pb2.PinnedPage) -> Columns:
+def columns_of(page: data_pb2.PinnedPage) -> PageColumns:
     """Extract the columns. Raises Corrupted unless they are consistent."""
     if page.format != FORMAT:
         raise Corrupted(f"expected a page in format {FORMAT}, got format {page.format}")
-    found = Columns(page.count, page.keys, page.key_lengths, page.rows, page.row_lengths, page.time_ms)
+    found = PageColumns(page.count, page.keys, page.key_lengths, page.rows, page.row_lengths, page.time_ms)
     want = 4 * found.count
     if len(found.key_lengths) != want or len(found.row_lengths) != want:
         raise Corrupted(
@@ -88,9 +88,9 @@ def columns_of(page: data_pb2.PinnedPage) -> Columns:
     return found
 
 
-def joined(pages: Sequence[Columns]) -> Columns:
+def joined(pages: Sequence[PageColumns]) -> PageColumns:
     """Join pages of one time as if they were one page."""
-    return Columns(
+    return PageColumns(
         sum(each.count for each in pages),
         b"".join(each.keys for each in pages),
         b"".join(each.key_lengths for each in pages),
@@ -100,7 +100,7 @@ def joined(pages: Sequence[Columns]) -> Columns:
     )
 
 
-def rows_of(page: Columns) -> Iterator[Row]:
+def rows_of(page: PageColumns) -> Iterator[PinnedRow]:
     """Yield the records, without those that had expired."""
     keys, rows, time_ms, key_at, row_at = page.keys, page.rows, page.time_ms, 0, 0
     for key_bytes, row_bytes in zip(lengths_of(page.key_lengths), lengths_of(page.row_lengths), strict=True):
@@ -112,7 +112,7 @@ def rows_of(page: Columns) -> Iterator[Row]:
         row_at += row_bytes
 
 
-def row_of(key: bytes, row: bytes) -> Row:
+def row_of(key: bytes, row: bytes) -> PinnedRow:
     """Decode a stored row."""
     flags, version, written_ms = _fixed.unpack_from(row)
     at = HEADER_BYTES_MIN
@@ -123,7 +123,7 @@ def row_of(key: bytes, row: bytes) -> Row:
     if flags & EXPIRES:
         (expires_ms,) = _word.unpack_from(row, at)
         at += 8
-    return Row(key, row[at:], version, created, written_ms, expires_ms)
+    return PinnedRow(key, row[at:], version, created, written_ms, expires_ms)
 
 
 def lengths_of(column: bytes) -> array[int]:

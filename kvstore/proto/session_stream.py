@@ -8,7 +8,7 @@
     server → message*                          each an Answers
 
     message := length i32 big endian | kind u8 | body          the length is that of kind and body
-    kind    := 1, the body is as kvstore/proto/brief.py says   |   2, it is protobuf
+    kind    := 1, the body is as kvstore/proto/compact.py says   |   2, it is protobuf
 
 The client waits for the first line before it sends a message. A frame without lanes is answered by Answers without
 results, which lets a client check that a silent server is alive.
@@ -21,7 +21,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from kvstore.proto import brief
+from kvstore.proto import compact
 
 VERSION = b"1"
 WORD = b"SESSION"
@@ -30,7 +30,7 @@ version."""
 WELCOME = b"+KVSTORE SESSION 1\r\n"
 LINE_MAX = 1_024
 """Maximum length of the first line, errors included."""
-BRIEF, PROTOBUF = 1, 2
+COMPACT, PROTOBUF = 1, 2
 _HEAD = Struct(">iB")
 
 
@@ -65,10 +65,10 @@ def knows_no_clusters(refusal: str, server: str) -> bool:
     return refusal.endswith(f"session: this is server {server}")
 
 
-def message_of(content: brief.Frame | brief.Answers[Any]) -> bytes:
+def message_of(content: compact.CompactFrame | compact.CompactAnswers[Any]) -> bytes:
     """Encode a compact frame or compact answers."""
-    body = brief.encode(content)
-    return _HEAD.pack(len(body) + 1, BRIEF) + body
+    body = compact.encode(content)
+    return _HEAD.pack(len(body) + 1, COMPACT) + body
 
 
 def protobuf_message_of(content: Message) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
-from kvstore.proto.bookkeeper import BadFrame, BadRequest, Operation, Status
+from kvstore.proto.bookkeeper import BadFrame, BadRequest, BookieOperation, Status
 from kvstore.proto.version_two import BatchRead
 
 
@@ -40,10 +40,10 @@ class BookiesPrelude:
         except BadRequest as error:
             return self._refuse(error.txn, error.operation)
         operation: int = request.header.operation
-        if operation == Operation.START_TLS:
+        if operation == BookieOperation.START_TLS:
             self.is_over = True
             return wire.encode_start_tls_response(request.header.txn_id)
-        of_entry = request.add if operation == Operation.ADD_ENTRY else request.read
+        of_entry = request.add if operation == BookieOperation.ADD_ENTRY else request.read
         return self._refuse(request.header.txn_id, operation, of_entry.ledger, of_entry.entry)
 
     def asks_for_tls(self, payload: bytes) -> bool:
@@ -52,7 +52,7 @@ class BookiesPrelude:
             operation: int = wire.decode_request(payload).header.operation
         except (BadFrame, BadRequest):
             return False
-        return operation == Operation.START_TLS
+        return operation == BookieOperation.START_TLS
 
     def _refuse(self, txn: int, operation: int, ledger: int = 0, entry: int = 0) -> bytes:
         self._refused()
@@ -63,9 +63,9 @@ class BookiesPrelude:
         if isinstance(request, BatchRead):
             return version_two.encode_batch_response(request, Status.UNAUTHORIZED, ())
         operation: int = request.header.operation
-        if operation == Operation.AUTH:
+        if operation == BookieOperation.AUTH:
             raise ConnectionError("expected START_TLS, got AUTH of version 2, whose answer cannot refuse")
-        if operation == Operation.ADD_ENTRY:
+        if operation == BookieOperation.ADD_ENTRY:
             return version_two.encode_add_response(0, Status.UNAUTHORIZED, request.add.ledger, request.add.entry)
         return version_two.encode_read_response(0, Status.UNAUTHORIZED, request.read.ledger, request.read.entry)
 
@@ -84,7 +84,7 @@ class ClientsPrelude:
             answer = wire.decode_response(payload)
         except BadFrame as error:
             raise ConnectionError(f"expected the answer to START_TLS: {error}") from None
-        if (answer.operation, answer.txn) != (Operation.START_TLS, self._txn):
+        if (answer.operation, answer.txn) != (BookieOperation.START_TLS, self._txn):
             raise ConnectionError(f"expected the answer to START_TLS, got one to operation {answer.operation}")
         if answer.status != Status.OK:
             raise ConnectionError(f"the bookie refused TLS with status {answer.status}")

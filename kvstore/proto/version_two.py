@@ -27,7 +27,15 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from kvstore.proto import bookkeeper_pb2 as pb
-from kvstore.proto.bookkeeper import AUTH_DISABLED, PAYLOAD_MAX, RECOVERY_PRIORITY, Answer, BadFrame, Operation, Status
+from kvstore.proto.bookkeeper import (
+    AUTH_DISABLED,
+    PAYLOAD_MAX,
+    RECOVERY_PRIORITY,
+    BadFrame,
+    BookieOperation,
+    BookieResponse,
+    Status,
+)
 
 MARK = b"\x02"
 """First byte of a payload of version 2. No protobuf message begins with it."""
@@ -98,7 +106,7 @@ def decode_request(payload: bytes) -> pb.Request | BatchRead:
             passes_over = bool(flags & _PASSES_OVER)
             return BatchRead(ledger, entry, request, entries, size, key, bool(flags & _PRIORITY), passes_over)
         if operation == _AUTH:
-            return pb.Request(header=_header(Operation.AUTH, 0), auth=pb.AuthMessage.FromString(payload[4:]))
+            return pb.Request(header=_header(BookieOperation.AUTH, 0), auth=pb.AuthMessage.FromString(payload[4:]))
     except (Short, DecodeError) as error:
         raise BadFrame(f"cannot decode a request of version 2: {error}") from None
     raise BadFrame(f"expected a known operation of version 2, got {operation}")
@@ -110,7 +118,7 @@ def _add(payload: bytes, flags: int) -> pb.Request:
     add = pb.AddRequest(ledger=ledger, entry=entry, master_key=key, body=body)
     if flags & _RECOVERY:
         add.flag = pb.AddRequest.RECOVERY_ADD
-    return pb.Request(header=_header(Operation.ADD_ENTRY, flags), add=add)
+    return pb.Request(header=_header(BookieOperation.ADD_ENTRY, flags), add=add)
 
 
 def _read(payload: bytes, flags: int) -> pb.Request:
@@ -119,14 +127,14 @@ def _read(payload: bytes, flags: int) -> pb.Request:
     if flags & _FENCE:
         read.flag = pb.ReadRequest.FENCE_LEDGER
         read.master_key = _key(payload, 4 + _PLACE.size, flags) or b""
-    return pb.Request(header=_header(Operation.READ_ENTRY, flags), read=read)
+    return pb.Request(header=_header(BookieOperation.READ_ENTRY, flags), read=read)
 
 
 def _key(payload: bytes, at: int, flags: int) -> bytes | None:
     return payload[at : at + _KEY_SIZE] if flags & _FENCE else None
 
 
-def _header(operation: Operation, flags: int) -> pb.PacketHeader:
+def _header(operation: BookieOperation, flags: int) -> pb.PacketHeader:
     header = pb.PacketHeader(version=pb.VERSION_THREE, operation=pb.OperationType.ValueType(operation), txn_id=0)
     if flags & _PRIORITY:
         header.priority = RECOVERY_PRIORITY
@@ -161,7 +169,7 @@ def encode_batch_read(asked: BatchRead) -> bytes:
     return _SIZE.pack(len(payload)) + payload
 
 
-def decode_batch_response(payload: bytes) -> Answer:
+def decode_batch_response(payload: bytes) -> BookieResponse:
     """Decode the answer to a batched read; its body is for `packets_of`. An unknown code counts as an I/O error. Raises
     BadFrame."""
     try:
@@ -173,7 +181,7 @@ def decode_batch_response(payload: bytes) -> Answer:
         raise BadFrame(f"expected the answer to a batched read of version 2, got operation {operation} of {version}")
     status = _STATUSES.get(code, Status.IO_ERROR)
     body = payload[_ANSWERED.size + _REQUEST.size :]
-    return Answer(request, Operation.BATCH_READ_ENTRY, status, ledger, entry, body)
+    return BookieResponse(request, BookieOperation.BATCH_READ_ENTRY, status, ledger, entry, body)
 
 
 def packets_of(body: bytes) -> list[bytes]:

@@ -14,7 +14,7 @@ from sortedcontainers import SortedDict
 
 from kvstore.errors import UndecodableNode
 from kvstore.ring.moves import Journey, Move, MoveId, MoveState, Pace
-from kvstore.ring.operations import MARK_BYTES, Operation
+from kvstore.ring.operations import MARK_BYTES, RingOperation
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -169,8 +169,8 @@ def _marks(text: str) -> tuple[str, ...]:
 
 def _operation(
     id: str, asked: str, before: int, version: int, first: int, following: int, joined: list[str]
-) -> Operation:
-    return Operation(id, asked, before, version, first, following, tuple(PartitionId(each) for each in joined))
+) -> RingOperation:
+    return RingOperation(id, asked, before, version, first, following, tuple(PartitionId(each) for each in joined))
 
 
 def _first_format(document: dict[str, Any]) -> Ring:

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from kvstore.ring.codec import encode
 from kvstore.ring.moves import Journey
-from kvstore.ring.operations import ID, Operation, find, mark_of, remember
+from kvstore.ring.operations import ID, RingOperation, find, mark_of, remember
 from kvstore.ring.ring import Ring
 
 HASH_BYTES = 8
@@ -40,7 +40,7 @@ def once(ring: Ring, id: str, asked: str, step: Callable[[Ring], Ring]) -> Ring:
     if not id or after is ring:
         return after
     joined = tuple(sorted(after.partitions.keys() - ring.partitions.keys()))
-    made = Operation(id, asked, ring.version, after.version, ring.next_move, after.next_move, joined)
+    made = RingOperation(id, asked, ring.version, after.version, ring.next_move, after.next_move, joined)
     operations, forgotten = remember(after.operations, after.forgotten, made)
     return replace(after, operations=operations, forgotten=forgotten)
 

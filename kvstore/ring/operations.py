@@ -20,7 +20,7 @@ MARK_BYTES = 4
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
-class Operation(NamedTuple):
+class RingOperation(NamedTuple):
     """One change of the ring that was made, and its result."""
 
     id: str
@@ -36,7 +36,7 @@ class Operation(NamedTuple):
     """The partitions that it added."""
 
 
-def find(operations: Iterable[Operation], id: str) -> Operation | None:
+def find(operations: Iterable[RingOperation], id: str) -> RingOperation | None:
     """Return the operation's result; None if it was not done, or too long ago."""
     return next((each for each in operations if each.id == id), None) if id else None
 
@@ -48,8 +48,8 @@ def mark_of(id: str) -> str:
 
 
 def remember(
-    operations: tuple[Operation, ...], forgotten: tuple[str, ...], made: Operation
-) -> tuple[tuple[Operation, ...], tuple[str, ...]]:
+    operations: tuple[RingOperation, ...], forgotten: tuple[str, ...], made: RingOperation
+) -> tuple[tuple[RingOperation, ...], tuple[str, ...]]:
     """Return both with one more operation."""
     every = (*operations, made)
     older = every[:-REMEMBERED_MAX]

@@ -21,7 +21,7 @@ from sortedcontainers import SortedDict
 
 from kvstore.ring.hashing import TOKENS, token_of, tokens_of
 from kvstore.ring.moves import FIRST_MOVE, Journey, Move, MoveId, MoveState, Pace
-from kvstore.ring.operations import Operation
+from kvstore.ring.operations import RingOperation
 from kvstore.types import PartitionId, ServerId
 
 
@@ -98,7 +98,7 @@ class Ring:
     routed: int = 0
     """The version since which keys are routed as they are now; clients and servers compare it. 0 at construction means
     this version."""
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[RingOperation, ...] = ()
     """The latest operations that operators requested under ids of their own, oldest first."""
     forgotten: tuple[str, ...] = ()
     """Marks of earlier operations, oldest first."""

@@ -11,7 +11,7 @@ from kvstore.bookie.index.entry_index import EntryIndex
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.availability import decode_availability, encode_availability
-from kvstore.proto.bookkeeper import BadFrame, BadRequest, Operation, Status
+from kvstore.proto.bookkeeper import BadFrame, BadRequest, BookieOperation, Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.proto.shortcuts import TXN_END
 from kvstore.types import NO_ENTRY, DigestType, EntryId, LedgerId
@@ -86,11 +86,18 @@ def test_what_is_put_together_by_hand_reads_back_and_is_what_protobuf_writes(txn
     for status in Status:
         payload = wire.encode_add_response(txn, status, number, number)[4:]
         assert pb.Response.FromString(payload).SerializeToString() == payload
-        assert wire.decode_response(payload) == (txn, Operation.ADD_ENTRY, status, number, number, *[None] * 6)
+        assert wire.decode_response(payload) == (txn, BookieOperation.ADD_ENTRY, status, number, number, *[None] * 6)
         assert wire.stored_txn(payload) == (txn if status is Status.OK and txn < TXN_END else -1)
         payload = wire.encode_read_response(txn, status, number, number, b"y" * 300, number)[4:]
         assert pb.Response.FromString(payload).SerializeToString() == payload
-        assert wire.decode_response(payload)[1:7] == (Operation.READ_ENTRY, status, number, number, b"y" * 300, number)
+        assert wire.decode_response(payload)[1:7] == (
+            BookieOperation.READ_ENTRY,
+            status,
+            number,
+            number,
+            b"y" * 300,
+            number,
+        )
 
 
 def test_only_the_very_bytes_of_a_stored_answer_take_the_short_way() -> None:
@@ -138,18 +145,18 @@ def test_only_an_ordinary_add_in_the_usual_bytes_takes_the_short_way_and_reads_t
 
 CONTEXT = wire.bookie_context("b1-3f2a9c")
 REQUESTS = {
-    Operation.READ_ENTRY: wire.encode_read(5, 7, 3),
-    Operation.ADD_ENTRY: wire.encode_add(5, 7, 3, KEY, PACKET),
-    Operation.WRITE_LAC: wire.encode_write_lac(5, 7, 3, KEY, b"lac"),
-    Operation.READ_LAC: wire.encode_read_lac(5, 7),
-    Operation.GET_BOOKIE_INFO: wire.encode_bookie_info(5),
-    Operation.FORCE_LEDGER: wire.encode_force(5, 7),
-    Operation.LIST_ENTRIES: wire.encode_list_entries(5, 7),
+    BookieOperation.READ_ENTRY: wire.encode_read(5, 7, 3),
+    BookieOperation.ADD_ENTRY: wire.encode_add(5, 7, 3, KEY, PACKET),
+    BookieOperation.WRITE_LAC: wire.encode_write_lac(5, 7, 3, KEY, b"lac"),
+    BookieOperation.READ_LAC: wire.encode_read_lac(5, 7),
+    BookieOperation.GET_BOOKIE_INFO: wire.encode_bookie_info(5),
+    BookieOperation.FORCE_LEDGER: wire.encode_force(5, 7),
+    BookieOperation.LIST_ENTRIES: wire.encode_list_entries(5, 7),
 }
 
 
 @pytest.mark.parametrize("operation", REQUESTS)
-def test_a_request_without_its_part_or_a_required_field_is_a_bad_request(operation: Operation) -> None:
+def test_a_request_without_its_part_or_a_required_field_is_a_bad_request(operation: BookieOperation) -> None:
     request = wire.decode_request(REQUESTS[operation][4:])
     assert (request.header.operation, request.header.txn_id) == (operation, 5)
     part = wire.PART[operation]
@@ -177,18 +184,18 @@ def test_a_payload_without_a_readable_header_cannot_be_answered(payload: bytes) 
 
 
 @pytest.mark.parametrize("operation", wire.PART)
-def test_a_refusal_always_carries_its_part_with_the_ids_that_were_asked_for(operation: Operation) -> None:
+def test_a_refusal_always_carries_its_part_with_the_ids_that_were_asked_for(operation: BookieOperation) -> None:
     payload = wire.encode_status(9, operation, Status.IO_ERROR, 7, 3)[4:]
     response = pb.Response.FromString(payload)
     assert response.IsInitialized()
     answer = wire.decode_response(payload)
     assert (answer.txn, answer.operation, answer.status) == (9, operation, Status.IO_ERROR)
-    if operation in (Operation.AUTH, Operation.START_TLS):
+    if operation in (BookieOperation.AUTH, BookieOperation.START_TLS):
         return
     assert response.HasField(wire.PART[operation])
     part = getattr(response, wire.PART[operation])
     assert part.status == Status.IO_ERROR
-    if operation != Operation.GET_BOOKIE_INFO:
+    if operation != BookieOperation.GET_BOOKIE_INFO:
         assert part.ledger == 7
 
 
@@ -234,13 +241,13 @@ def test_our_requests_are_what_java_sends_byte_for_byte() -> None:
         txn, read, add = request.header.txn_id, request.read, request.add
         key = read.master_key if read.HasField("master_key") else None
         match request.header.operation:
-            case Operation.ADD_ENTRY:
+            case BookieOperation.ADD_ENTRY:
                 frame = wire.encode_add(txn, add.ledger, add.entry, add.master_key, add.body, "recovery" in name)
-            case Operation.READ_ENTRY:
+            case BookieOperation.READ_ENTRY:
                 frame = wire.encode_read(txn, read.ledger, read.entry, fence_key=key, priority=request.header.priority)
-            case Operation.READ_LAC:
+            case BookieOperation.READ_LAC:
                 frame = wire.encode_read_lac(txn, request.read_lac.ledger)
-            case Operation.GET_BOOKIE_INFO:
+            case BookieOperation.GET_BOOKIE_INFO:
                 frame = wire.encode_bookie_info(txn, request.bookie_info.requested)
             case operation:
                 raise AssertionError(operation)

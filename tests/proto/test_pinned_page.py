@@ -9,18 +9,18 @@ from kvstore.client.pinned.read import Page
 from kvstore.errors import Corrupted
 from kvstore.partition.state import rows
 from kvstore.proto import data_pb2, pinned_page
-from kvstore.proto.pinned_page import Row
+from kvstore.proto.pinned_page import PinnedRow
 
 NOW_MS = 5_000
 
 
-def made(records: list[Row], *, time_ms: int = NOW_MS) -> data_pb2.PinnedPage:
+def made(records: list[PinnedRow], *, time_ms: int = NOW_MS) -> data_pb2.PinnedPage:
     keys = [rows.data_key(each.key) for each in records]
     stored = [rows.encode_record(each.value, *each[2:]) for each in records]
     return pinned_page.encode(keys, stored, time_ms, keys[-1] if keys else b"", ends=False)
 
 
-def drawn(seed: int, count: int) -> list[Row]:
+def drawn(seed: int, count: int) -> list[PinnedRow]:
     random = Random(seed)
     found = []
     for number in range(count):
@@ -28,16 +28,16 @@ def drawn(seed: int, count: int) -> list[Row]:
         created = random.choice((version, random.randrange(1, version + 1)))
         expires_ms = random.choice((0, 0, random.randrange(1, 2 * NOW_MS)))
         value = random.randbytes(random.choice((0, 1, 7, 8, 9, 100)))
-        found.append(Row(b"k%d" % number, value, version, created, random.randrange(1 << 40), expires_ms))
+        found.append(PinnedRow(b"k%d" % number, value, version, created, random.randrange(1 << 40), expires_ms))
     return found
 
 
-def live(records: list[Row]) -> list[Row]:
+def live(records: list[PinnedRow]) -> list[PinnedRow]:
     return [each for each in records if not 0 < each.expires_ms <= NOW_MS]
 
 
 def test_the_bytes_of_a_page_are_these() -> None:
-    page = made([Row(b"a", b"v", 7, 7, 9, 0), Row(b"bc", b"", 8, 5, 9, 6000)], time_ms=0)
+    page = made([PinnedRow(b"a", b"v", 7, 7, 9, 0), PinnedRow(b"bc", b"", 8, 5, 9, 6000)], time_ms=0)
     assert page.SerializeToString().hex() == GOLDEN
 
 
@@ -53,8 +53,8 @@ def test_a_page_without_expired_records_gives_all() -> None:
     assert list(Page.of(made(records, time_ms=0)).rows()) == records
 
 
-@pytest.mark.parametrize("records", [drawn(3, 500), drawn(4, 1), [], [Row(b"a", b"", 1, 1, 1, 0)]])
-def test_arrow_has_the_same_records(records: list[Row]) -> None:
+@pytest.mark.parametrize("records", [drawn(3, 500), drawn(4, 1), [], [PinnedRow(b"a", b"", 1, 1, 1, 0)]])
+def test_arrow_has_the_same_records(records: list[PinnedRow]) -> None:
     batch = batch_of(Page.of(made(records)), "p1")
     batch.validate(full=True)
     table = batch.to_pydict()

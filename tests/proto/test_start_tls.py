@@ -7,7 +7,7 @@ import pytest
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
-from kvstore.proto.bookkeeper import Operation, Status
+from kvstore.proto.bookkeeper import BookieOperation, Status
 from kvstore.proto.digest import master_key
 from kvstore.proto.start_tls import BookiesPrelude, ClientsPrelude
 from tests.proto.golden import recorded
@@ -48,20 +48,20 @@ def test_the_request_and_the_answer_are_apaches_bytes() -> None:
 @pytest.mark.parametrize(
     ("request_frame", "operation", "ids"),
     [
-        (wire.encode_add(5, 7, 3, KEY, BODY), Operation.ADD_ENTRY, (7, 3)),
-        (wire.encode_add(5, 7, 3, KEY, BODY, True), Operation.ADD_ENTRY, (7, 3)),
-        (wire.encode_read(5, 7, 3, fence_key=KEY), Operation.READ_ENTRY, (7, 3)),
-        (wire.encode_read_lac(5, 7), Operation.READ_LAC, None),
-        (wire.encode_write_lac(5, 7, 3, KEY, b"lac"), Operation.WRITE_LAC, None),
-        (wire.encode_bookie_info(5, context=wire.bookie_context("b1")), Operation.GET_BOOKIE_INFO, None),
-        (wire.encode_force(5, 7), Operation.FORCE_LEDGER, None),
-        (wire.encode_list_entries(5, 7), Operation.LIST_ENTRIES, None),
-        (b"0000" + AUTH, Operation.AUTH, None),
-        (b"0000" + WITHOUT_ITS_PART, Operation.START_TLS, None),
+        (wire.encode_add(5, 7, 3, KEY, BODY), BookieOperation.ADD_ENTRY, (7, 3)),
+        (wire.encode_add(5, 7, 3, KEY, BODY, True), BookieOperation.ADD_ENTRY, (7, 3)),
+        (wire.encode_read(5, 7, 3, fence_key=KEY), BookieOperation.READ_ENTRY, (7, 3)),
+        (wire.encode_read_lac(5, 7), BookieOperation.READ_LAC, None),
+        (wire.encode_write_lac(5, 7, 3, KEY, b"lac"), BookieOperation.WRITE_LAC, None),
+        (wire.encode_bookie_info(5, context=wire.bookie_context("b1")), BookieOperation.GET_BOOKIE_INFO, None),
+        (wire.encode_force(5, 7), BookieOperation.FORCE_LEDGER, None),
+        (wire.encode_list_entries(5, 7), BookieOperation.LIST_ENTRIES, None),
+        (b"0000" + AUTH, BookieOperation.AUTH, None),
+        (b"0000" + WITHOUT_ITS_PART, BookieOperation.START_TLS, None),
     ],
 )
 def test_everything_else_is_unauthorized(
-    request_frame: bytes, operation: Operation, ids: tuple[int, int] | None
+    request_frame: bytes, operation: BookieOperation, ids: tuple[int, int] | None
 ) -> None:
     door = Door()
     answer = wire.decode_response(door.prelude.hear(request_frame[4:])[4:])
@@ -110,7 +110,7 @@ def test_a_client_takes_nothing_but_the_answer_to_its_own_question_for_consent()
         (recorded("bookie.hex")["start TLS"][1], "refused TLS with status 404"),
         (wire.encode_start_tls_response(19)[4:], "expected the answer to START_TLS"),
         (wire.encode_add_response(18, 0, 7, 3)[4:], "expected the answer to START_TLS, got one to operation 2"),
-        (wire.encode_status(18, Operation.START_TLS, Status.UNAUTHORIZED)[4:], "refused TLS with status 502"),
+        (wire.encode_status(18, BookieOperation.START_TLS, Status.UNAUTHORIZED)[4:], "refused TLS with status 502"),
         (b"\x15\x03\x03", "expected the answer to START_TLS"),
     ):
         client = ClientsPrelude(18)

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two as two
-from kvstore.proto.bookkeeper import BadFrame, Operation, Status
+from kvstore.proto.bookkeeper import BadFrame, BookieOperation, Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.proto.version_two import BatchRead
 from kvstore.types import DigestType, EntryId, LedgerId
@@ -27,7 +27,7 @@ def request(name: str) -> pb.Request:
 def test_javas_adds_are_understood() -> None:
     plain, recovery = request("add"), request("recovery add")
     for each in (plain, recovery):
-        assert each.header.operation == Operation.ADD_ENTRY
+        assert each.header.operation == BookieOperation.ADD_ENTRY
         assert (each.add.ledger, each.add.entry, each.add.master_key, each.add.body) == (7, 3, KEY, PACKET)
     assert (plain.add.flag, plain.header.priority) == (pb.AddRequest.NONE, 0)
     assert (recovery.add.flag, recovery.header.priority) == (pb.AddRequest.RECOVERY_ADD, 100)
@@ -93,7 +93,7 @@ def test_our_batched_reads_are_javas_bytes() -> None:
 
 def test_javas_answers_to_batched_reads_are_understood() -> None:
     found, none = (two.decode_batch_response(GOLDEN[name]) for name in ("entries", "no entries"))
-    assert (found.txn, found.operation, found.status) == (99, Operation.BATCH_READ_ENTRY, Status.OK)
+    assert (found.txn, found.operation, found.status) == (99, BookieOperation.BATCH_READ_ENTRY, Status.OK)
     assert two.packets_of(found.body or b"") == [b"first", b"second"]
     assert (none.txn, none.status, none.body) == (99, Status.NO_ENTRY, b"")
     unknown = two.decode_batch_response(GOLDEN["no entries"].replace(b"\0\0\0\x02", b"\0\0\x01\0", 1))

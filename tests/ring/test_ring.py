@@ -11,7 +11,7 @@ from sortedcontainers import SortedDict
 from kvstore.errors import Corrupted, UndecodableNode
 from kvstore.ring import TOKENS, Member, Ring, decode, encode, new_ring, place_replicas, with_partitions
 from kvstore.ring.balance import Balance
-from kvstore.ring.operations import Operation
+from kvstore.ring.operations import RingOperation
 from kvstore.types import PartitionId, ServerId
 
 SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
@@ -83,7 +83,7 @@ def test_operations_stand_in_the_ring_as_documented_and_a_ring_without_is_as_it_
     """docs/formats.md."""
     ring = new_ring(ids(1), SERVERS, 1)
     assert b"operations" not in encode(ring)
-    done = Operation("a1", "00ff", 1, 2, 1, 3, (PartitionId("p2"),))
+    done = RingOperation("a1", "00ff", 1, 2, 1, 3, (PartitionId("p2"),))
     data = encode(replace(ring, operations=(done,)))
     assert data.endswith(b',"operations":[["a1","00ff",1,2,1,3,["p2"]]]}')
     assert decode(data).operations == (done,)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from kvstore.env import Clock
+from kvstore.partition.state.state import ReplicaState
 
 AHEAD_RATE = 0.9
 """Speed of record time while it is ahead of the server's time: a lead of one hour is gone within ten hours, and a time
 to live granted meanwhile lasts a ninth longer."""
-
-
-class Recorded(Protocol):
-    """A partition's state."""
-
-    record_time_ms: int
 
 
 class RecordTime:
@@ -40,7 +33,7 @@ class RecordTime:
 class LeadClock:
     """The clock of one leadership: its date is the time of a record that is made now."""
 
-    def __init__(self, clock: Clock, state: Recorded) -> None:
+    def __init__(self, clock: Clock, state: ReplicaState) -> None:
         self.now, self.wall_ms, self.passed_ms = clock.now, clock.wall_ms, clock.passed_ms
         self.may_lead, self.has_date, self.on_date_judged = clock.may_lead, clock.has_date, clock.on_date_judged
         self.shown_ms, self.boot_id = clock.shown_ms, clock.boot_id

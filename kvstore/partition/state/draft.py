@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from operator import sub
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
+from kvstore.namespaces import Meter
 from kvstore.partition.state.commands import RequestId, Result
 from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Requests
 from kvstore.partition.state.overlay import UNTOUCHED, Layer, Row, Untouched
@@ -51,23 +52,6 @@ class RequestColumns(NamedTuple):
         return self.clients.count(self.clients[0]) == len(self.clients)
 
 
-class Metering(Protocol):
-    """Counts the keys of namespaces. kvstore.namespaces.Meter implements it."""
-
-    def put(self, key: bytes, value_bytes: int, old_bytes: int | None) -> None:
-        """Raise QuotaExceeded if the put exceeds a quota."""
-        ...
-
-    def delete(self, key: bytes, old_bytes: int) -> None: ...
-    def expiry_ms(self, key: bytes, now_ms: int) -> int: ...
-    def begin(self, *, is_together: bool) -> int: ...
-    def end(self, mark: int) -> None:
-        """Raise QuotaExceeded if the batch since `mark` exceeds a quota."""
-        ...
-
-    def undo(self, mark: int) -> None: ...
-
-
 class Draft(Struct, eq=False):
     """An entry under construction. Mutations are added in order; each takes the next sequence."""
 
@@ -83,7 +67,7 @@ class Draft(Struct, eq=False):
     expires_ms: list[int] = []
     replaced_ms: list[int] = []
     layer: Layer = field(default_factory=Layer)
-    meter: Metering | None = None
+    meter: Meter | None = None
     """None unless the leader has namespaces."""
     _requests: Requests | None = None
     _clients: dict[bytes, int] = {}

@@ -12,7 +12,7 @@ from kvstore.partition.state.pinned_scan import sizes as sizes_of
 from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
 from kvstore.proto import data_pb2, pinned_page
-from kvstore.proto.pinned_page import Row
+from kvstore.proto.pinned_page import PinnedRow
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.types import EntryId, LedgerId, Position, Seq
 
@@ -51,7 +51,7 @@ def sizes(held: PinnedView, split_bytes: int) -> tuple[int, list[int]]:
     return sizes_of(held, [sample(held.view, span) for span in stretches(held)], split_bytes)
 
 
-def rows_of(found: list[data_pb2.PinnedPage]) -> list[Row]:
+def rows_of(found: list[data_pb2.PinnedPage]) -> list[PinnedRow]:
     return [row for page in found for row in pinned_page.rows_of(pinned_page.columns_of(page))]
 
 

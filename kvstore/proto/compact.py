@@ -23,7 +23,7 @@ _Count = Annotated[int, Meta(ge=0)]
 _OPERATION_BYTES = 16
 
 
-class Lane(Struct, array_like=True, forbid_unknown_fields=True):
+class CompactLane(Struct, array_like=True, forbid_unknown_fields=True):
     """The operations of a frame that go to one partition under one identity."""
 
     partition: str
@@ -46,15 +46,15 @@ class Lane(Struct, array_like=True, forbid_unknown_fields=True):
         return sum(map(len, self.keys)) + sum(map(len, self.values)) + _OPERATION_BYTES * len(self.codes)
 
 
-class Frame(Struct, array_like=True, forbid_unknown_fields=True):
+class CompactFrame(Struct, array_like=True, forbid_unknown_fields=True):
     """Operations in columns."""
 
     ring_version: _Count
     timeout_ms: _Count
-    lanes: list[Lane]
+    lanes: list[CompactLane]
 
 
-class Progress(Struct, array_like=True, forbid_unknown_fields=True):
+class CompactProgress(Struct, array_like=True, forbid_unknown_fields=True):
     """How far a partition has applied its log."""
 
     partition: str
@@ -62,11 +62,11 @@ class Progress(Struct, array_like=True, forbid_unknown_fields=True):
     time_ms: _Count
 
 
-class Answers(Struct, Generic[R], array_like=True, forbid_unknown_fields=True):
+class CompactAnswers(Struct, Generic[R], array_like=True, forbid_unknown_fields=True):
     """The answers to operations. Every operation's number occurs exactly once, in `numbers`, `found` or `absent`."""
 
     ring_version: _Count
-    progress: list[Progress]
+    progress: list[CompactProgress]
     numbers: list[_Count]
     versions: list[_Count]
     found: list[_Count]
@@ -75,10 +75,10 @@ class Answers(Struct, Generic[R], array_like=True, forbid_unknown_fields=True):
 
 
 encode = Encoder().encode
-decode_frame = Decoder(Frame).decode
+decode_frame = Decoder(CompactFrame).decode
 """Decode a frame. Raises msgspec.MsgspecError."""
 
 
 def decoder_of_answers(record: type[R]) -> Any:
     """Make a function that decodes answers whose records become `record`. The function raises msgspec.MsgspecError."""
-    return Decoder(Answers[record]).decode  # type: ignore[valid-type]
+    return Decoder(CompactAnswers[record]).decode  # type: ignore[valid-type]
