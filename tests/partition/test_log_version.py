@@ -58,7 +58,7 @@ def applied(writer: Writer, state: ReplicaState) -> ReplicaState:
     return state
 
 
-def test_the_bytes_of_the_record_and_of_its_row_are_these() -> None:
+def test_version_record_and_row_have_golden_bytes() -> None:
     said = move_records.encode(LogVersion(2, "0.2.0"))
     assert said.hex() == "9202a5302e322e30"
     assert move_records.decode(EntryKind.LOG_VERSION, said) == LogVersion(2, "0.2.0")
@@ -68,7 +68,7 @@ def test_the_bytes_of_the_record_and_of_its_row_are_these() -> None:
 
 
 # docs/protocol.md V4
-def test_a_state_keeps_its_logs_version_over_a_restart_and_in_a_copy() -> None:
+def test_log_version_survives_restart_and_copy() -> None:
     engine = MemoryEngine()
     state = applied(raised(2), state_over(engine))
     assert (state.log_version, state.seq, state.key_count) == (2, 2, 2)
@@ -87,7 +87,7 @@ def chunks(export: StateExport) -> Iterator[bytes]:
 
 
 # docs/protocol.md V4
-def test_a_server_that_cannot_do_a_logs_version_does_not_take_the_state_of_another_either() -> None:
+def test_state_of_an_unsupported_log_version_is_not_installed() -> None:
     donor = ReplicaState(P1, MemoryEngine(), PartitionConfig(), can=7)
     applied(raised(7, "0.7.0"), donor)
     engine = MemoryEngine()
@@ -100,7 +100,7 @@ def test_a_server_that_cannot_do_a_logs_version_does_not_take_the_state_of_anoth
     assert (own.fingerprint(), own.log_version, own.is_whole) == (before, 1, True)
 
 
-def test_a_state_that_cannot_be_read_once_it_is_whole_is_empty_and_nothing_is_applied_to_it(
+def test_state_unreadable_once_complete_is_emptied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     donor = applied(raised(2), state_over(MemoryEngine()))
@@ -120,7 +120,7 @@ def test_a_state_that_cannot_be_read_once_it_is_whole_is_empty_and_nothing_is_ap
 
 
 @pytest.mark.parametrize("error", [ClusterTooNew("a"), WrittenByNewer("b")], ids=lambda error: type(error).__name__)
-async def test_a_replica_that_cannot_read_what_it_is_given_stops(error: StoreError) -> None:
+async def test_replica_stops_when_it_cannot_read_its_log(error: StoreError) -> None:
     async def install() -> None:
         raise error
 
@@ -129,7 +129,7 @@ async def test_a_replica_that_cannot_read_what_it_is_given_stops(error: StoreErr
         await Tail._install(cast(Any, tail))
 
 
-def test_a_server_that_cannot_do_a_logs_version_applies_nothing_from_there_on_and_says_what_to_install() -> None:
+def test_unsupported_log_version_is_reported_and_nothing_applied() -> None:
     writer, engine = raised(7, "0.7.0"), MemoryEngine()
     state = ReplicaState(P1, engine, PartitionConfig(), can=2)
     with pytest.raises(ClusterTooNew, match=r"version 7, this server supports 2: install kvstore 0\.7\.0"):
@@ -141,7 +141,7 @@ def test_a_server_that_cannot_do_a_logs_version_applies_nothing_from_there_on_an
 
 
 # docs/protocol.md V5
-def test_a_field_that_is_not_known_is_passed_over_and_what_changes_a_meaning_is_refused() -> None:
+def test_unknown_field_is_ignored_and_unknown_meaning_refused() -> None:
     writer = Writer(1)
     payload = writer.put(a="1").payload
     more = payload + bytes.fromhex("ba0302" + "6869")  # field 55, two bytes
@@ -156,7 +156,7 @@ def test_a_field_that_is_not_known_is_passed_over_and_what_changes_a_meaning_is_
 
 
 @pytest.mark.parametrize(("error", "is_made_anew"), [(Corrupted("a"), True), (WrittenByNewer("b"), False)])
-async def test_what_a_newer_release_has_written_is_no_reason_to_set_a_copy_aside(
+async def test_copy_is_not_discarded_for_data_of_a_newer_release(
     env: Env, error: Corrupted, is_made_anew: bool
 ) -> None:
     done = asyncio.Event()
@@ -202,9 +202,7 @@ async def env(tmp_path: Path) -> AsyncIterator[Env]:
     await made.nursery.close()
 
 
-async def test_a_leader_logs_the_version_once_the_cluster_has_risen_and_not_before(
-    env: Env, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leader_logs_the_version_once_the_cluster_has_risen(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versioning, "LOOK_S", 0.001)
     state = state_over(MemoryEngine())
     lead, known, looks = Lead(state), SimpleNamespace(can=2, cluster=1), 0
@@ -233,7 +231,7 @@ async def test_a_leader_logs_the_version_once_the_cluster_has_risen_and_not_befo
 
 
 # docs/protocol.md V5
-def test_fields_behind_those_that_are_known_of_a_record_are_passed_over_at_any_depth() -> None:
+def test_unknown_trailing_fields_are_ignored_at_any_depth() -> None:
     version = msgspec.msgpack.encode([2, "0.2.0", {"more": 1}])
     assert move_records.decode(EntryKind.LOG_VERSION, version) == LogVersion(2, "0.2.0")
     freeze = Freeze(7, PartitionId("p2"), TokenSpan(1, 9))
@@ -248,7 +246,7 @@ def test_fields_behind_those_that_are_known_of_a_record_are_passed_over_at_any_d
 
 
 # docs/protocol.md V5
-def test_more_fields_in_the_row_of_what_is_owned_are_passed_over_and_another_format_is_a_newer_releases() -> None:
+def test_ownership_row_ignores_more_fields_and_refuses_another_format() -> None:
     owned = Ownership(Tokens((TokenSpan(3, 7),)), True)
     row = owned.encode()
     fields = msgspec.msgpack.decode(row[1:])
@@ -262,7 +260,7 @@ def test_more_fields_in_the_row_of_what_is_owned_are_passed_over_and_another_for
         Ownership.decode(row[:1] + msgspec.msgpack.encode([1]))
 
 
-def test_chunks_and_rows_of_another_format_are_a_newer_releases_and_no_damage() -> None:
+def test_chunks_and_rows_of_another_format_raise_written_by_newer() -> None:
     own = ReplicaState(P1, MemoryEngine(), PartitionConfig())
     own.apply(Writer(1).put(old="1"))
     before = own.fingerprint()
@@ -275,7 +273,7 @@ def test_chunks_and_rows_of_another_format_are_a_newer_releases_and_no_damage() 
         decode_row(bytes((9,)) + bytes(8))
 
 
-def test_replicas_whose_logs_versions_differ_have_other_fingerprints() -> None:
+def test_fingerprints_differ_with_the_log_version() -> None:
     one, other = (
         applied(raised(2), state_over(MemoryEngine())),
         applied(raised(3), ReplicaState(P1, MemoryEngine(), CONFIG, 3)),
@@ -285,7 +283,7 @@ def test_replicas_whose_logs_versions_differ_have_other_fingerprints() -> None:
 
 
 # docs/protocol.md V4
-async def test_a_replica_that_has_failed_says_so_where_others_look_how_far_it_is() -> None:
+async def test_failed_replica_publishes_that_it_has_stopped() -> None:
     said: list[Published] = []
     claims = SimpleNamespace(publish=None)
 
@@ -314,7 +312,7 @@ async def test_a_replica_that_has_failed_says_so_where_others_look_how_far_it_is
 
 
 # docs/protocol.md H6
-async def test_a_replica_without_a_state_publishes_how_much_of_anothers_it_has() -> None:
+async def test_replica_without_state_publishes_installed_bytes() -> None:
     said: list[Published] = []
 
     async def publish(mine: Published) -> None:
@@ -342,7 +340,7 @@ async def test_a_replica_without_a_state_publishes_how_much_of_anothers_it_has()
 
 
 # docs/protocol.md H6
-async def test_that_entries_without_a_sequence_were_applied_is_published_now_and_then() -> None:
+async def test_entries_without_sequences_are_published_now_and_then() -> None:
     said: list[Published] = []
     rests = 0
 
@@ -365,7 +363,7 @@ async def test_that_entries_without_a_sequence_were_applied_is_published_now_and
     assert [each.taken for each in said[1:]] == [(7, TAKEN_S), (7, 2 * TAKEN_S)]
 
 
-async def test_a_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a move wait for that."""
     monkeypatch.setattr(versioning, "LOOK_S", 1e6)
     lead, leads = Lead(state_over(MemoryEngine())), False

@@ -36,7 +36,7 @@ class Noting(Beat):
         await asyncio.get_running_loop().create_future()
 
 
-async def test_a_replica_that_keeps_nothing_looks_less_often(tmp_path: Path) -> None:
+async def test_replica_without_views_checks_less_often(tmp_path: Path) -> None:
     for is_held in (False, True):
         beat = Noting()
         env = replace(real_env(tmp_path), beat=beat)
@@ -50,7 +50,7 @@ async def test_a_replica_that_keeps_nothing_looks_less_often(tmp_path: Path) -> 
         await env.nursery.close()
 
 
-async def test_an_answer_that_waits_for_a_stuck_entry_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_ends_when_it_waits_for_a_stuck_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever renews a pin asks again and again: the answers would take the place of all calls from its server."""
     monkeypatch.setattr(in_time, "ANSWER_S", 0.01)
     state = ReplicaState(P1, MemoryEngine(), PartitionConfig())

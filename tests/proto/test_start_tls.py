@@ -37,7 +37,7 @@ class Door:
         self.refusals += 1
 
 
-def test_the_request_and_the_answer_are_apaches_bytes() -> None:
+def test_start_tls_messages_match_apaches_bytes() -> None:
     assert wire.encode_start_tls(18).hex() == REQUEST
     assert wire.encode_start_tls(18)[4:] == recorded("bookie.hex")["start TLS"][0]
     door = Door()
@@ -60,7 +60,7 @@ def test_the_request_and_the_answer_are_apaches_bytes() -> None:
         (b"0000" + WITHOUT_ITS_PART, BookieOperation.START_TLS, None),
     ],
 )
-def test_everything_else_is_unauthorized(
+def test_other_requests_before_tls_are_unauthorized(
     request_frame: bytes, operation: BookieOperation, ids: tuple[int, int] | None
 ) -> None:
     door = Door()
@@ -76,7 +76,7 @@ def place(ledger: int, entry: int) -> bytes:
     return ledger.to_bytes(8, "big") + entry.to_bytes(8, "big")
 
 
-def test_version_two_is_refused_in_its_own_words() -> None:
+def test_version_two_request_before_tls_is_refused_in_its_format() -> None:
     code = (102).to_bytes(4, "big")
     for payload, operation in (
         (b"\x02\x01\0\0" + KEY + place(7, 3) + BODY, 1),
@@ -93,7 +93,7 @@ def test_version_two_is_refused_in_its_own_words() -> None:
     assert door.refusals == 1
 
 
-def test_what_is_no_request_closes_the_connection() -> None:
+def test_payload_without_a_request_closes_the_connection() -> None:
     for payload in (b"", b"GET / HTTP/1.1", b"\x02\x63\0\0"):
         door = Door()
         with pytest.raises(ConnectionError, match="expected START_TLS"):
@@ -101,7 +101,7 @@ def test_what_is_no_request_closes_the_connection() -> None:
         assert not door.prelude.is_over
 
 
-def test_a_client_takes_nothing_but_the_answer_to_its_own_question_for_consent() -> None:
+def test_client_accepts_only_the_answer_to_its_own_start_tls() -> None:
     client = ClientsPrelude(18)
     assert client.greeting.hex() == REQUEST
     assert client.hear(bytes.fromhex(ANSWER)[4:]) == b""

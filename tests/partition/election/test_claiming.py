@@ -26,7 +26,7 @@ async def claims_of(tree: MemoryTree) -> Claims:
 
 
 # docs/protocol.md H12
-async def test_the_znode_of_a_process_of_the_same_id_that_goes_on_is_not_removed_as_fast_as_it_claims() -> None:
+async def test_claiming_waits_between_removals_of_a_live_twins_znode() -> None:
     tree = MemoryTree()
     mine, twins = await claims_of(tree), await claims_of(tree)
     reread, is_gone = asyncio.Event(), asyncio.Event()

@@ -46,7 +46,7 @@ CUT_OFF_FROM_ME = ReachReport(9.0, reaches_me=False)
         (5, {B: AGREES, C: CUT_OFF_FROM_ME, D: CUT_OFF_FROM_ME}, False),
     ],
 )
-def test_silent_leader_is_deposed_by_a_majority_alone(
+def test_leader_is_deposed_by_majority_only_when_silent(
     replicas: int, sights: dict[ServerId, ReachReport], may: bool
 ) -> None:
     assert may_depose(replicas, sights) is may
@@ -65,13 +65,13 @@ def test_silent_leader_is_deposed_by_a_majority_alone(
         ([B, C, D], {B: AGREES, C: AGREES, D: HEARS}, [B, C, D], False),
     ],
 )
-def test_refused_connection_counts_unless_another_replica_may_hear_the_leader(
+def test_refused_connection_counts_unless_another_replica_reaches_leader(
     others: list[ServerId], sights: dict[ServerId, ReachReport], registered: list[ServerId], gone: bool
 ) -> None:
     assert is_gone(others, sights, registered) is gone
 
 
-def test_sight_survives_the_wire_and_garbage_is_refused() -> None:
+def test_reach_report_round_trips_and_refuses_garbage() -> None:
     for sight in (AGREES, HEARS, CUT_OFF_FROM_ME):
         assert ReachReport.decode(sight.encode()) == sight
     for garbage in (b"", b"1", b"[1]", b'["x", true]', b"{}"):
@@ -99,7 +99,7 @@ async def _never(timeout_s: float) -> None:
 
 
 # docs/protocol.md P40
-async def test_leader_that_answers_nothing_on_a_living_link_is_lost(
+async def test_leader_is_lost_when_it_answers_nothing_on_a_live_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deposing, "HOLD_PATIENCE_S", 0.1)

@@ -32,7 +32,7 @@ def verdict_on(me: ServerId, replicas: list[ServerId], has: dict[ServerId, int],
     return judge(me, SINCE, replicas, checks)
 
 
-def test_no_two_minds_are_ever_both_right_whoever_is_heard_by_whom() -> None:
+def test_two_different_states_are_never_both_right() -> None:
     right: dict[tuple[int, tuple[int, ...]], set[int]] = {}
     for replicas, has, heard in cases():
         for me in replicas:
@@ -42,7 +42,7 @@ def test_no_two_minds_are_ever_both_right_whoever_is_heard_by_whom() -> None:
     assert all(len(minds) == 1 for minds in right.values())
 
 
-def test_one_is_outvoted_only_by_a_majority_that_is_of_one_other_mind() -> None:
+def test_replica_is_outvoted_only_by_a_majority_with_one_other_state() -> None:
     for replicas, has, heard in cases():
         for me in replicas:
             if verdict_on(me, replicas, has, heard) is StateVerdict.OUTVOTED:
@@ -50,27 +50,27 @@ def test_one_is_outvoted_only_by_a_majority_that_is_of_one_other_mind() -> None:
                 assert max(map(minds.count, minds)) >= max(2, len(replicas) // 2 + 1)
 
 
-def test_with_all_heard_nothing_stays_open() -> None:
+def test_verdict_is_never_open_when_all_have_reported() -> None:
     for replicas, has, heard in cases():
         if len(heard) == len(replicas):
             assert StateVerdict.OPEN not in {verdict_on(me, replicas, has, heard) for me in replicas}
 
 
-def test_nobody_is_right_alone() -> None:
+def test_single_replica_is_never_right() -> None:
     for count in (1, 2):
         has = dict(zip(names(count), MINDS, strict=False))
         for me in names(count):
             assert verdict_on(me, names(count), has, set(names(count))) is StateVerdict.SPLIT
 
 
-def test_what_all_had_before_they_differed_says_nothing() -> None:
+def test_checks_before_the_difference_prove_nothing() -> None:
     a, b, c = replicas = names(3)
     before = Seq(90)
     checks = {a: {before: 7, SINCE: 1}, b: {before: 7, SINCE: 2}, c: {before: 7}}
     assert judge(a, SINCE, replicas, checks) is StateVerdict.OPEN
 
 
-def test_any_later_check_tells_as_well_as_the_first() -> None:
+def test_later_checks_decide_like_the_first() -> None:
     a, b, c = replicas = names(3)
     checks = {a: {SINCE: 1, Seq(120): 11}, b: {Seq(120): 22}, c: {SINCE: 2, Seq(120): 22, Seq(140): 33}}
     assert [judge(each, SINCE, replicas, checks) for each in replicas] == [
@@ -78,7 +78,7 @@ def test_any_later_check_tells_as_well_as_the_first() -> None:
     ]  # fmt: skip
 
 
-def test_what_an_operator_declares_counts_for_this_difference_and_for_no_later_one() -> None:
+def test_operators_declaration_counts_for_this_difference_only() -> None:
     a, b = replicas = names(2)
     checks = {a: {SINCE: 1}, b: {SINCE: 2}}
     trusted = Trusted(b, SINCE, 2)
@@ -91,7 +91,7 @@ def test_what_an_operator_declares_counts_for_this_difference_and_for_no_later_o
     assert judge(a, later, replicas, again, trusted) is StateVerdict.SPLIT
 
 
-def test_one_that_differs_from_its_log_is_barred_at_once_and_one_that_hears_of_it_after_a_while() -> None:
+def test_replica_is_barred_at_once_for_own_doubt_and_later_for_anothers() -> None:
     mine, others = Investigation(), Investigation()
     mine.doubt(SINCE, 5.0)
     others.note_report(SINCE, 5.0)
@@ -107,7 +107,7 @@ def test_one_that_differs_from_its_log_is_barred_at_once_and_one_that_hears_of_i
 
 
 # docs/protocol.md P35
-def test_replica_that_has_not_met_the_check_of_the_difference_is_not_barred_by_hearing_of_it() -> None:
+def test_replica_before_the_differing_check_is_not_barred_by_a_report() -> None:
     """Both replicas that could read the log to its end were barred, so nobody ever read the check of the difference
     (seed 30 with another order of messages): the partition had no leader until an operator came."""
     trial = Investigation()
@@ -123,14 +123,14 @@ def test_replica_that_has_not_met_the_check_of_the_difference_is_not_barred_by_h
     assert trial.is_barred
 
 
-def test_without_a_majority_nobody_leads() -> None:
+def test_no_replica_leads_without_a_majority() -> None:
     trial = Investigation()
     trial.note_report(SINCE, 5.0)
     trial.decide(StateVerdict.SPLIT, 5.0, differs=False, has_met=True)
     assert trial.is_barred
 
 
-def test_a_restart_frees_nobody_and_bars_nobody() -> None:
+def test_restart_keeps_bars() -> None:
     """Whatever came before it. What differs from its log itself has that in another row."""
     events: list[Callable[[Investigation], None]] = [
         lambda trial: trial.note_report(SINCE, 5.0),
@@ -153,7 +153,7 @@ def _decide(trial: Investigation, verdict: StateVerdict, now: float) -> None:
         trial.decide(verdict, now, differs=False, has_met=True)
 
 
-def test_a_copy_and_its_donor_are_one_witness_until_all_have_agreed_since() -> None:
+def test_copy_and_donor_count_once_until_all_have_agreed() -> None:
     a, b, c = replicas = names(3)
     before, origins = Seq(90), {b: frozenset({a})}
     checks = {a: {SINCE: 1}, b: {SINCE: 1}, c: {before: 7, SINCE: 2}}
@@ -163,7 +163,7 @@ def test_a_copy_and_its_donor_are_one_witness_until_all_have_agreed_since() -> N
     assert verdicts == [StateVerdict.RIGHT, StateVerdict.RIGHT, StateVerdict.OUTVOTED]
 
 
-def test_copies_of_one_that_was_declared_right_stay_in_no_doubt() -> None:
+def test_copies_of_a_trusted_replica_are_not_in_doubt() -> None:
     """One of them, made anew, may hear of the other's difference just before that is made anew, too."""
     a, b, c = replicas = (ServerId("a"), ServerId("b"), ServerId("c"))
     origins = {b: frozenset({a}), c: frozenset({a})}
@@ -173,7 +173,7 @@ def test_copies_of_one_that_was_declared_right_stay_in_no_doubt() -> None:
     assert {judge(each, SINCE, replicas, checks, None, origins) for each in replicas} == {StateVerdict.RIGHT}
 
 
-def test_a_copy_is_borne_out_by_a_replica_of_another_origin_only() -> None:
+def test_copy_is_confirmed_only_by_a_replica_of_another_origin() -> None:
     a, b, c = replicas = names(3)
     checks = {each: {SINCE: 1} for each in replicas}
     assert is_copy_confirmed(b, replicas, checks, {b: frozenset({a})})
@@ -182,7 +182,7 @@ def test_a_copy_is_borne_out_by_a_replica_of_another_origin_only() -> None:
     assert not is_copy_confirmed(b, replicas, checks | {a: {SINCE: 2}}, {b: frozenset({a})})
 
 
-def test_copies_through_one_replica_are_one_witness_whoever_of_them_is_gone_or_was_borne_out() -> None:
+def test_copies_through_one_replica_count_once() -> None:
     a, b, c, d, e = replicas = names(5)
     checks = {each: {SINCE: 1 if each in (a, b, c) else 2} for each in replicas}
     assert judge(e, SINCE, replicas, checks) is StateVerdict.OUTVOTED

@@ -40,19 +40,19 @@ class StillClock(Unjudged):
         return 0
 
 
-def test_the_furthest_replica_is_asked_first_and_the_leader_last() -> None:
+def test_furthest_replica_is_asked_first_and_leader_last() -> None:
     known = {A: published(9), B: published(5), C: published(7)}
     assert best_sources(ServerId("me"), A, known, (A, B, C, ServerId("me"))) == [C, B, A]
 
 
 # docs/protocol.md V4
-def test_one_that_has_stopped_is_asked_last() -> None:
+def test_stopped_replica_is_asked_last() -> None:
     """The log may not reach back to its state: with the leader's, which is asked behind others, it does."""
     known = {A: published(9), B: replace(published(20), is_stopped=True)}
     assert best_sources(C, A, known, (A, B, C)) == [A, B]
 
 
-def test_a_replica_that_is_down_or_empty_is_not_asked() -> None:
+def test_absent_or_empty_replica_is_not_asked() -> None:
     assert best_sources(A, None, {B: published(0)}, (A, B, C)) == []
 
 
@@ -102,7 +102,7 @@ def with_something_old() -> ReplicaState:
     return state
 
 
-async def test_what_is_installed_is_the_exporters_state(source: ReplicaState) -> None:
+async def test_installed_state_equals_exporters_state(source: ReplicaState) -> None:
     target = with_something_old()
     await install(OneReplica(Exports(source, StillClock())), P1, A, target)
     assert (target.position, target.seq, target.crc) == (source.position, source.seq, source.crc)
@@ -114,7 +114,7 @@ async def test_what_is_installed_is_the_exporters_state(source: ReplicaState) ->
     assert target.installed_bytes == came, "what came of an attempt before does not count"
 
 
-async def test_an_export_shows_nothing_that_came_later(writer: Writer, source: ReplicaState) -> None:
+async def test_export_shows_no_later_writes(writer: Writer, source: ReplicaState) -> None:
     exports = Exports(source, StillClock())
     before = source.seq
     number = orjson.loads(exports.begin())["export"]
@@ -127,7 +127,7 @@ async def test_an_export_shows_nothing_that_came_later(writer: Writer, source: R
     assert early.get(b"later") is None
 
 
-async def test_a_state_that_is_replaced_ends_its_exports(source: ReplicaState, tmp_path: Path) -> None:
+async def test_exports_end_when_their_state_is_replaced(source: ReplicaState, tmp_path: Path) -> None:
     """They hold the engine's files, which go with it."""
     replaced = state_over(RocksEngine(str(tmp_path)))
     replaced.apply(Writer(seed=2).put(old="gone"))
@@ -141,7 +141,7 @@ async def test_a_state_that_is_replaced_ends_its_exports(source: ReplicaState, t
 
 
 # docs/protocol.md P5
-async def test_an_export_ends_when_its_state_is_found_to_differ(source: ReplicaState) -> None:
+async def test_export_ends_when_its_state_is_in_doubt(source: ReplicaState) -> None:
     """Else a damaged copy and what was made of it would be two of three, and the good one outvoted."""
     exports = Exports(source, StillClock())
     number = orjson.loads(exports.begin())["export"]
@@ -151,7 +151,7 @@ async def test_an_export_ends_when_its_state_is_found_to_differ(source: ReplicaS
         exports.next(number)
 
 
-async def test_an_install_that_breaks_off_leaves_an_empty_state(source: ReplicaState) -> None:
+async def test_interrupted_install_leaves_an_empty_state(source: ReplicaState) -> None:
     peers = OneReplica(Exports(source, StillClock()))
     peers.break_at = 3
     target = with_something_old()
@@ -161,7 +161,7 @@ async def test_an_install_that_breaks_off_leaves_an_empty_state(source: ReplicaS
     assert (target.position, target.seq, target.get(b"k1")) == (None, 0, None)
 
 
-async def test_an_export_is_closed_with_its_last_chunk(source: ReplicaState) -> None:
+async def test_export_is_closed_with_its_last_chunk(source: ReplicaState) -> None:
     """It holds the engine's space, and whoever installs asks for nothing behind it."""
     exports = Exports(source, StillClock())
     for served in (1, 2, 3):
@@ -169,7 +169,7 @@ async def test_an_export_is_closed_with_its_last_chunk(source: ReplicaState) -> 
         assert (exports.served, len(exports._open)) == (served, 0)
 
 
-async def test_an_export_that_nobody_asks_of_is_closed_also_if_none_is_begun(
+async def test_idle_export_is_closed_without_another_request(
     source: ReplicaState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "IDLE_S", 0.01)
@@ -182,7 +182,7 @@ async def test_an_export_that_nobody_asks_of_is_closed_also_if_none_is_begun(
     await wait_until(is_closed)
 
 
-async def test_exports_are_bounded_and_idle_ones_make_room(source: ReplicaState) -> None:
+async def test_exports_are_bounded_and_idle_ones_are_replaced(source: ReplicaState) -> None:
     clock = StillClock()
     exports = Exports(source, clock)
     exports.begin()
@@ -196,6 +196,6 @@ async def test_exports_are_bounded_and_idle_ones_make_room(source: ReplicaState)
     exports.close()
 
 
-def test_an_empty_replica_has_nothing_to_export() -> None:
+def test_empty_replica_has_nothing_to_export() -> None:
     with pytest.raises(Unavailable):
         Exports(empty(), StillClock()).begin()

@@ -43,7 +43,7 @@ def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.
     return [sum(slept[: number + 1]) for number in range(ROUNDS)]
 
 
-def test_replicas_that_were_started_together_do_not_write_their_files_at_one_moment(
+def test_replicas_started_together_flush_at_different_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All compacted at one moment, and no quorum was left that answered."""
@@ -101,16 +101,14 @@ class Idle:
         return self.looks
 
 
-async def test_a_leader_looks_rarely_at_replicas_that_have_all_while_nothing_is_written(
+async def test_idle_leader_rarely_checks_replicas_that_have_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert await Idle().looks_in(1 + 3 * (LOOKS_SKIPPED_MAX + 1), monkeypatch) == 1 + 3
 
 
 @pytest.mark.parametrize("busy", ["behind", "trimming", "away"])
-async def test_a_leader_that_waits_for_replicas_or_trims_leaves_out_no_look(
-    busy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leader_that_waits_or_trims_skips_no_check(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     idle = Idle()
     match busy:
         case "behind":

@@ -102,7 +102,7 @@ FLIPPED = steps.flip(COPYING, MoveId(1))
         pytest.param(P1, REST, FLIPPED, None, id="ends a move whose release it does not know of"),
     ],
 )
-def test_the_ring_is_told_by_whoever_has_proved_that_it_leads(
+def test_deposed_leader_does_not_change_the_ring(
     partition: PartitionId, owned: tuple[TokenSpan, ...], ring: Ring, after: MoveState | None
 ) -> None:
     deposed = Carried(partition, owned, ring)

@@ -56,7 +56,7 @@ def filled(count: int, size: int) -> tuple[ReplicaState, Reading]:
     return state, engine
 
 
-def test_counting_large_records_reads_little_in_each_step() -> None:
+def test_counting_large_records_reads_little_per_step() -> None:
     _, engine = filled(64, 1 << 18)
     digest = RangeDigest(engine, ALL)
     while not digest.step():
@@ -66,7 +66,7 @@ def test_counting_large_records_reads_little_in_each_step() -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(2000, 10), (30, 1 << 18)], ids=("many", "large"))
-def test_each_drop_removes_little_and_reads_nothing_of_what_is_gone(count: int, size: int) -> None:
+def test_drop_removes_little_and_reads_no_removed_rows(count: int, size: int) -> None:
     """An engine goes over what was deleted each time that it reads there."""
     state, engine = filled(count, size)
     frozen = FrozenRange(7, P2, ALL, AT)
@@ -88,7 +88,7 @@ def test_each_drop_removes_little_and_reads_nothing_of_what_is_gone(count: int, 
     assert list(engine.iterate(*ALL_DATA)) == []
 
 
-def test_what_is_given_up_of_an_import_goes_in_parts_from_where_the_last_one_ended() -> None:
+def test_abandoned_import_is_dropped_in_parts() -> None:
     begun = Ownership(NOTHING, True).after(ImportBegin(3, 1, P2, TokenSpan(0, 100), AT), AT, 1, 1)
     some = begun.after(Drop(3, data_key(b"x")), AT, 1, 1)
     left = some.droppable(3)
@@ -96,7 +96,7 @@ def test_what_is_given_up_of_an_import_goes_in_parts_from_where_the_last_one_end
     assert left[0] == data_key(b"x")
 
 
-def test_a_page_of_request_ids_looks_at_few() -> None:
+def test_page_of_request_ids_reads_few() -> None:
     state, engine = filled(0, 0)
     batch = engine.batch()
     client = b"c" * 16

@@ -195,9 +195,7 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_what_was_done_at_the_source_is_not_done_again_at_the_target(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_done_at_the_source_is_not_repeated_at_the_target(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story(seed)
     monkeypatch.setattr(pages, "PAGE_ROWS_MAX", story.random.choice([1, 2, 1000]))
     monkeypatch.setattr(pages, "RETRY_ROWS_MAX", story.random.choice([8, 200]))

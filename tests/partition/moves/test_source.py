@@ -105,7 +105,7 @@ def verdict(answer: asyncio.Task[bytes]) -> ReleaseVerdict:
     return msgspec.msgpack.decode(answer.result(), type=ReleaseVerdict)
 
 
-def test_a_freeze_whose_time_is_up_while_its_release_comes_in_ends_once() -> None:
+def test_lapsing_freeze_ends_once_when_its_release_arrives() -> None:
     moving = Moving().start()
     part = moving.partition
     part.do(put(b"a", b"1"))
@@ -119,7 +119,7 @@ def test_a_freeze_whose_time_is_up_while_its_release_comes_in_ends_once() -> Non
     assert len(answers) == 1
 
 
-def test_each_freeze_of_a_move_may_last_twice_as_long_as_the_one_before() -> None:
+def test_each_freeze_lasts_twice_as_long_as_the_one_before() -> None:
     """Users wait little where all is well, and where it is slow moves end all the same."""
     moving = Moving().start()
     part = moving.partition
@@ -133,7 +133,7 @@ def test_each_freeze_of_a_move_may_last_twice_as_long_as_the_one_before() -> Non
         assert part.state.ownership.frozen_by(1) is None
 
 
-def test_a_new_leader_unfreezes_nothing_twice() -> None:
+def test_new_leader_unfreezes_once() -> None:
     moving = Moving().start()
     part = moving.partition
     freezes = {}
@@ -155,7 +155,7 @@ def test_a_new_leader_unfreezes_nothing_twice() -> None:
     assert part.state.ownership.frozen == ()
 
 
-def test_a_leader_of_before_has_its_freezes_ended_though_it_leads_again() -> None:
+def test_former_leaders_freezes_end_when_it_leads_again() -> None:
     """It has counted the range, but not what stands in the log since."""
     moving = Moving().start()
     part = moving.partition
@@ -168,7 +168,7 @@ def test_a_leader_of_before_has_its_freezes_ended_though_it_leads_again() -> Non
     assert part.state.ownership.frozen == ()
 
 
-def test_a_freeze_whose_time_is_up_while_its_leader_tries_to_let_go_ends_when_it_goes_on() -> None:
+def test_freeze_lapses_when_a_leader_fails_to_release_the_lead() -> None:
     moving = Moving().start()
     part = moving.partition
     moving.freeze(MoveRequest(1, P2, SPAN))
@@ -182,7 +182,7 @@ def test_a_freeze_whose_time_is_up_while_its_leader_tries_to_let_go_ends_when_it
     assert part.state.ownership.frozen == ()
 
 
-def test_a_pin_comes_from_a_leader_that_has_proved_that_it_leads() -> None:
+def test_pin_comes_from_a_proved_leader() -> None:
     """A follower may stand before the range went away and came back: it owns it there, and lacks what others wrote."""
     moving = Moving().start()
     part = moving.partition
@@ -203,7 +203,7 @@ def test_a_pin_comes_from_a_leader_that_has_proved_that_it_leads() -> None:
 
 
 @pytest.mark.parametrize("method", [source.RELEASE, source.CANCEL])
-def test_only_who_has_proved_that_it_leads_says_that_a_range_is_kept(method: str) -> None:
+def test_only_a_proved_leader_keeps_the_range(method: str) -> None:
     """A leader that was deposed does not know what its successor has released: the target would drop its copy, and the
     range would be nobody's."""
     moving = Moving().start()
@@ -222,7 +222,7 @@ def test_only_who_has_proved_that_it_leads_says_that_a_range_is_kept(method: str
 
 
 @pytest.mark.parametrize("second", [Freeze(2, P2, TokenSpan(5, 9)), Unfreeze(1), Release(1, NOWHERE, 0), Drop(1, b"")])
-def test_no_record_is_sent_that_could_not_be_applied_behind_what_is_under_way(second: MoveRecord) -> None:
+def test_record_that_contradicts_records_in_flight_is_not_sent(second: MoveRecord) -> None:
     """No replica could apply it, nor anything behind it: the partition would be lost."""
     moving = Moving().start()
     part = moving.partition
@@ -241,7 +241,7 @@ def test_no_record_is_sent_that_could_not_be_applied_behind_what_is_under_way(se
     assert not part.fatal
 
 
-def test_what_waits_for_a_frozen_range_is_refused_in_time_whatever_else_is_logged() -> None:
+def test_writes_waiting_for_a_frozen_range_are_refused_in_time() -> None:
     """Rows that come in from elsewhere change nothing for it: it is not decided on again for each of them."""
     part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
     started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
@@ -262,7 +262,7 @@ def test_what_waits_for_a_frozen_range_is_refused_in_time_whatever_else_is_logge
     assert isinstance(part.result(waiting), Unavailable)
 
 
-def test_what_is_unfrozen_while_nothing_can_be_sent_is_refused_in_time() -> None:
+def test_unfrozen_writes_that_cannot_be_sent_are_refused_in_time() -> None:
     """It keeps the time of its arrival (docs/protocol.md, P10)."""
     part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
     started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
@@ -311,7 +311,7 @@ def counted(moving: Moving) -> tuple[int, int]:
     return digest.count, digest.hash
 
 
-def test_a_count_that_was_wrong_here_is_corrected_and_the_range_goes(moving: Moving) -> None:
+def test_wrong_count_is_corrected_and_the_range_moves(moving: Moving) -> None:
     moving.freeze(MoveRequest(1, P2, SPAN))
     kept = moving.source.counts.find(1)
     assert kept is not None
@@ -326,7 +326,7 @@ def test_a_count_that_was_wrong_here_is_corrected_and_the_range_goes(moving: Mov
     assert (moving.source.counts.corrected, moving.source.counts.copies_wrong) == (1, 0)
 
 
-def test_a_copy_that_is_wrong_is_made_anew_and_after_some_somebody_has_to_look(moving: Moving) -> None:
+def test_wrong_copy_is_repeated_and_then_needs_an_operator(moving: Moving) -> None:
     counts = moving.source.counts
     for copies in range(COPIES_MAX):
         assert counts.copies_wrong == copies
@@ -344,7 +344,7 @@ def test_a_copy_that_is_wrong_is_made_anew_and_after_some_somebody_has_to_look(m
     assert counts.stuck == []
 
 
-def test_a_count_that_is_stopped_before_its_first_step_is_compared_with_nothing(moving: Moving) -> None:
+def test_count_stopped_before_its_first_step_compares_nothing(moving: Moving) -> None:
     """The move may be cancelled in the turn in which its copy is found to differ."""
     counts = moving.source.counts
     moving.freeze(MoveRequest(1, P2, SPAN))
@@ -359,7 +359,7 @@ def test_a_count_that_is_stopped_before_its_first_step_is_compared_with_nothing(
 
 
 # docs/protocol.md M8
-def test_an_answer_that_waits_for_a_stuck_entry_ends_and_its_freeze_lapses_all_the_same() -> None:
+def test_freeze_lapses_when_its_answer_times_out_on_a_stuck_entry() -> None:
     moving = Moving().start()
     part = moving.partition
     with pytest.raises(StoreError, match="counting"):
@@ -383,7 +383,7 @@ def test_an_answer_that_waits_for_a_stuck_entry_ends_and_its_freeze_lapses_all_t
     assert not moving.failed
 
 
-def test_a_freeze_of_a_replica_that_stops_is_of_unknown_outcome() -> None:
+def test_freeze_of_a_stopping_replica_is_unknown() -> None:
     moving = Moving().start()
     part = moving.partition
     with pytest.raises(StoreError, match="counting"):
@@ -395,7 +395,7 @@ def test_a_freeze_of_a_replica_that_stops_is_of_unknown_outcome() -> None:
     assert isinstance(asked.exception(), OutcomeUnknown)
 
 
-async def test_a_count_under_way_keeps_no_files_of_a_replica_that_stops(tmp_path: Path) -> None:
+async def test_running_count_holds_no_files_of_a_stopped_replica(tmp_path: Path) -> None:
     path, nursery = str(tmp_path / "engine"), TaskNursery("test")
     engine = RocksEngine(path)
     state = ReplicaState(P2, engine, PartitionConfig())

@@ -74,7 +74,7 @@ def chunks(log: list[LogEntry], random: Random) -> list[list[LogEntry]]:
 
 
 @every_seed
-def test_entries_applied_together_amount_to_the_same_as_one_by_one(seed: int) -> None:
+def test_grouped_entries_apply_like_single_ones(seed: int) -> None:
     _, log = history(seed)
     one_by_one, together = state_over(MemoryEngine()), state_over(MemoryEngine())
     for chunk in chunks(log, Random(seed)):
@@ -86,7 +86,7 @@ def test_entries_applied_together_amount_to_the_same_as_one_by_one(seed: int) ->
 
 
 @every_seed
-def test_after_a_crash_the_state_is_that_at_some_entry(seed: int) -> None:
+def test_crash_leaves_the_state_at_some_entry(seed: int) -> None:
     writer, log = history(seed)
     engine, random = MemoryEngine(), Random(seed)
     applied = 0
@@ -107,7 +107,7 @@ def test_after_a_crash_the_state_is_that_at_some_entry(seed: int) -> None:
     assert standing(state_over(engine))[:9] == standing(whole)[:9]
 
 
-def test_puts_that_stand_together_are_one_batch_and_control_records_stand_alone() -> None:
+def test_adjacent_puts_share_a_batch_and_control_records_do_not() -> None:
     writer, engine = Writer(0), Counting()
     state, before = state_over(engine), 0
     for _ in range(5):
@@ -121,7 +121,7 @@ def test_puts_that_stand_together_are_one_batch_and_control_records_stand_alone(
     assert (state.seq, state.key_count) == (10, 2)
 
 
-def test_what_was_applied_before_is_ignored() -> None:
+def test_entries_applied_before_are_ignored() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     log = [writer.put(a=str(number)) for number in range(6)]
     state.apply_all(log[:4])
@@ -131,7 +131,7 @@ def test_what_was_applied_before_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("good", [0, 1, 2, 5])
-def test_what_stands_before_an_entry_that_is_refused_is_applied(good: int) -> None:
+def test_entries_before_a_refused_one_are_applied(good: int) -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     log = [writer.put(a=str(number), b=str(number)) for number in range(good)]
     writer.put(b="lost")
@@ -146,7 +146,7 @@ def test_what_stands_before_an_entry_that_is_refused_is_applied(good: int) -> No
 
 
 @pytest.mark.parametrize("good", [0, 1, 2, 5])
-def test_what_stands_before_an_entry_that_cannot_be_read_is_applied(good: int) -> None:
+def test_entries_before_an_undecodable_one_are_applied(good: int) -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     log = [writer.put(a=str(number)) for number in range(good)]
     with pytest.raises(Corrupted, match="cannot be decoded"):
@@ -155,7 +155,7 @@ def test_what_stands_before_an_entry_that_cannot_be_read_is_applied(good: int) -
     assert all_records(state) == writer.models[good]
 
 
-def test_a_batch_that_the_engine_refuses_changes_nothing_and_is_applied_again() -> None:
+def test_refused_engine_batch_changes_nothing_and_can_be_repeated() -> None:
     writer, engine = Writer(0), Counting()
     state = state_over(engine)
     state.apply_all([writer.put(a="1"), writer.put(b="1")])
@@ -250,19 +250,19 @@ def admit_every_run(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("breakage", "sentence"),
     [
-        (leave_one_out, lambda: test_entries_applied_together_amount_to_the_same_as_one_by_one(1)),
+        (leave_one_out, lambda: test_grouped_entries_apply_like_single_ones(1)),
         (
             write_the_position_ahead,
-            lambda: [test_after_a_crash_the_state_is_that_at_some_entry(each) for each in (1, 2)],
+            lambda: [test_crash_leaves_the_state_at_some_entry(each) for each in (1, 2)],
         ),
-        (forget_the_request_ids, lambda: test_entries_applied_together_amount_to_the_same_as_one_by_one(1)),
-        (forget_the_checksums_between, lambda: test_entries_applied_together_amount_to_the_same_as_one_by_one(1)),
-        (count_what_is_refused, test_a_batch_that_the_engine_refuses_changes_nothing_and_is_applied_again),
-        (admit_every_run, lambda: test_what_stands_before_an_entry_that_is_refused_is_applied(2)),
+        (forget_the_request_ids, lambda: test_grouped_entries_apply_like_single_ones(1)),
+        (forget_the_checksums_between, lambda: test_grouped_entries_apply_like_single_ones(1)),
+        (count_what_is_refused, test_refused_engine_batch_changes_nothing_and_can_be_repeated),
+        (admit_every_run, lambda: test_entries_before_a_refused_one_are_applied(2)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_broken_state_is_noticed(
+def test_broken_state_is_detected(
     breakage: Callable[[Patch], None], sentence: Callable[[], object], monkeypatch: Patch
 ) -> None:
     sentence()

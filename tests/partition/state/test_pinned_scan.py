@@ -59,7 +59,7 @@ def in_order(values: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     return sorted(values.items(), key=lambda pair: rows.data_key(pair[0]))
 
 
-def test_a_scan_gives_every_record_in_the_order_of_token_and_key() -> None:
+def test_scan_returns_records_in_token_and_key_order() -> None:
     values = values_of(1_000)
     found = pages(held_of(values))
     assert [(row.key, row.value) for row in rows_of(found)] == in_order(values)
@@ -67,7 +67,7 @@ def test_a_scan_gives_every_record_in_the_order_of_token_and_key() -> None:
     assert max(len(page.rows) for page in found) < 2_300
 
 
-def test_a_scan_goes_on_behind_any_page() -> None:
+def test_pinned_scan_continues_behind_any_page() -> None:
     held = held_of(values_of(300))
     whole = pages(held)
     for place, page in enumerate(whole[:-1]):
@@ -75,7 +75,7 @@ def test_a_scan_goes_on_behind_any_page() -> None:
     assert rows_of(pages(held, after=whole[-1].last)) == []
 
 
-def test_only_what_is_owned_and_asked_for_is_read() -> None:
+def test_scan_reads_only_owned_and_requested_records() -> None:
     values = values_of(500)
     owned = Tokens([TokenSpan(1 << 28, 1 << 29), TokenSpan(1 << 30, 3 << 30)])
     span = TokenSpan(3 << 27, 2 << 30)
@@ -85,7 +85,7 @@ def test_only_what_is_owned_and_asked_for_is_read() -> None:
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_a_record_whose_token_is_the_last_of_a_split_is_in_that_one(number: int) -> None:
+def test_last_token_of_a_split_belongs_to_it(number: int) -> None:
     values = values_of(200)
     held, token = held_of(values), token_of(b"key%d" % number)
     before, behind = (rows_of(pages(held, span)) for span in (TokenSpan(0, token), TokenSpan(token + 1, TOKENS - 1)))
@@ -98,7 +98,7 @@ def test_a_record_whose_token_is_the_last_of_a_split_is_in_that_one(number: int)
 @pytest.mark.parametrize(
     ("start", "end"), [(b"key5", b""), (b"", b"key5"), (b"key42", b"key43"), (b"zzz", b""), (b"key7", b"key70")]
 )
-def test_keys_outside_the_bounds_are_left_out_whether_few_or_many_are_inside(start: bytes, end: bytes) -> None:
+def test_keys_outside_the_bounds_are_left_out(start: bytes, end: bytes) -> None:
     values = values_of(3_000)
     wanted = {key: value for key, value in values.items() if start <= key and (not end or key < end)}
     held = held_of(values)
@@ -108,7 +108,7 @@ def test_keys_outside_the_bounds_are_left_out_whether_few_or_many_are_inside(sta
         assert rows_of(pages(held, start=start, end=end, after=found[1].last)) == rows_of(found[2:])
 
 
-def test_few_keys_within_the_bounds_are_only_those_that_are_owned_and_asked_for() -> None:
+def test_few_keys_within_the_bounds_are_looked_up() -> None:
     values = values_of(900)
     owned, span = Tokens([TokenSpan(1 << 28, 3 << 30)]), TokenSpan(1 << 29, TOKENS - 1)
     wanted = {key: value for key, value in values.items() if owned.holds(token_of(key)) and span.holds(token_of(key))}
@@ -117,7 +117,7 @@ def test_few_keys_within_the_bounds_are_only_those_that_are_owned_and_asked_for(
     ]
 
 
-def test_a_scan_in_which_hardly_any_key_fits_still_tells_where_it_is() -> None:
+def test_sparse_scan_reports_its_progress() -> None:
     values = {b"k%d" % number: b"" for number in range(40_000)}
     wanted = [key for key in values if b"k38" <= key < b"k391"]
     assert FEW_KEYS < len(wanted) < 2_000
@@ -127,28 +127,28 @@ def test_a_scan_in_which_hardly_any_key_fits_still_tells_where_it_is() -> None:
     assert found[0].last < found[1].last
 
 
-def test_without_values_a_row_is_its_header() -> None:
+def test_row_without_value_is_its_header() -> None:
     values = values_of(100)
     found = rows_of(pages(held_of(values), keys_only=True))
     assert [(row.key, row.value) for row in found] == [(key, b"") for key, _ in in_order(values)]
     assert all(row.version for row in found)
 
 
-def test_a_page_holds_a_value_that_is_larger_than_a_page() -> None:
+def test_page_may_hold_a_larger_value() -> None:
     values = {b"a": b"x" * 1_000_000, b"b": b"y" * 1_000_000, b"c": b""}
     found = pages(held_of(values), page_bytes=4_096)
     assert [(row.key, row.value) for row in rows_of(found)] == in_order(values)
     assert all(len(page.rows) < 1_100_000 for page in found)
 
 
-def test_sizes_are_those_of_keys_and_values() -> None:
+def test_sizes_estimate_keys_and_values() -> None:
     values = {b"key%06d" % number: b"x" * 91 for number in range(5_000)}
     total, _ = sizes(held_of(values), 0)
     assert total == 5_000 * 100
 
 
 @pytest.mark.parametrize("spans", [[ALL], [TokenSpan(0, 1 << 30), TokenSpan(5 << 28, 3 << 30)]])
-def test_splits_have_about_the_same_bytes(spans: list[TokenSpan]) -> None:
+def test_splits_have_similar_sizes(spans: list[TokenSpan]) -> None:
     owned = Tokens(spans)
     values = {key: value for key, value in values_of(20_000).items() if owned.holds(token_of(key))}
     held = held_of(values, owned)
@@ -163,7 +163,7 @@ def test_splits_have_about_the_same_bytes(spans: list[TokenSpan]) -> None:
     assert max(parts) < 2 * sum(parts) / len(parts)
 
 
-def test_a_dense_stretch_of_tokens_gets_more_splits() -> None:
+def test_dense_tokens_get_more_splits() -> None:
     crowd = [key for number in range(60_000) if token_of(key := b"k%d" % number) < 1 << 28]
     values = dict.fromkeys(crowd, b"x" * 100) | dict.fromkeys((b"other%d" % number for number in range(300)), b"x")
     _, ends = sizes(held_of(values), 50_000)
@@ -172,6 +172,6 @@ def test_a_dense_stretch_of_tokens_gets_more_splits() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, SAMPLE_ROWS])
-def test_a_small_state_is_one_split(count: int) -> None:
+def test_small_state_is_one_split(count: int) -> None:
     assert sizes(held_of(values_of(count)), 1 << 20)[1] == []
     assert sizes(held_of(values_of(count), Tokens([])), 1)[1] == []

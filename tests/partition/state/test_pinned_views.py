@@ -52,7 +52,7 @@ def records(held: PinnedView) -> dict[bytes, bytes]:
     return {rows.key_of_data(key): rows.record_of(row).value for key, row in zip(keys, found, strict=True)}
 
 
-def test_the_bytes_of_a_mark_are_these() -> None:
+def test_mark_has_golden_bytes() -> None:
     said = move_records.encode(MarkRecord("nightly", 1_700_000_600_000, True))
     assert said.hex() == "93a76e696768746c79cf0000018bcfee8fc0c3"
     assert move_records.decode(EntryKind.MARK, said) == MarkRecord("nightly", 1_700_000_600_000, True)
@@ -60,7 +60,7 @@ def test_the_bytes_of_a_mark_are_these() -> None:
 
 
 # docs/protocol.md K1
-def test_a_state_is_kept_as_it_was_at_its_mark(replica: Replica) -> None:
+def test_state_is_kept_as_of_its_mark(replica: Replica) -> None:
     replica.writer.put(a="1", b="1")
     position = replica.mark("pin")
     replica.writer.put(a="2", c="2")
@@ -71,7 +71,7 @@ def test_a_state_is_kept_as_it_was_at_its_mark(replica: Replica) -> None:
     assert (held.seq, held.records, held.time_ms) == (2, 2, TIME_MS)
 
 
-def test_a_mark_takes_no_sequence_and_changes_nothing_of_the_state(replica: Replica) -> None:
+def test_mark_takes_no_sequence_and_changes_no_state(replica: Replica) -> None:
     replica.writer.put(a="1")
     replica.catch_up()
     state = replica.state
@@ -81,7 +81,7 @@ def test_a_mark_takes_no_sequence_and_changes_nothing_of_the_state(replica: Repl
     assert ReplicaState(P1, state.engine, state._config).position == state.position
 
 
-def test_another_position_than_the_pinned_one_is_not_given(replica: Replica) -> None:
+def test_view_at_another_position_is_not_returned(replica: Replica) -> None:
     first = replica.mark("pin")
     second = replica.mark("pin")
     with pytest.raises(NoSuchPin):
@@ -91,7 +91,7 @@ def test_another_position_than_the_pinned_one_is_not_given(replica: Replica) -> 
         replica.state.held.get("other", second)
 
 
-def test_what_is_kept_ends_when_it_is_given_back_and_no_other_does(replica: Replica) -> None:
+def test_released_pin_ends_its_view_only(replica: Replica) -> None:
     first, second = replica.mark("one"), replica.mark("two")
     cursor = replica.state.held.get("one", first).view.cursor(*rows.ALL_DATA)
     replica.mark("one", after_ms=0, takes=False)
@@ -102,7 +102,7 @@ def test_what_is_kept_ends_when_it_is_given_back_and_no_other_does(replica: Repl
     assert replica.state.held.get("two", second)
 
 
-def test_what_is_kept_ends_with_its_deadline_by_record_time(replica: Replica) -> None:
+def test_view_ends_with_its_deadline_by_record_time(replica: Replica) -> None:
     position = replica.mark("pin", after_ms=1_000)
     replica.writer.time_ms += 999
     replica.mark("other")
@@ -113,7 +113,7 @@ def test_what_is_kept_ends_with_its_deadline_by_record_time(replica: Replica) ->
         replica.state.held.get("pin", position)
 
 
-def test_a_renewed_pin_lives_until_its_new_deadline(replica: Replica) -> None:
+def test_renewed_pin_lives_until_its_new_deadline(replica: Replica) -> None:
     position = replica.mark("pin", after_ms=1_000)
     replica.writer.time_ms += 900
     replica.mark("pin", after_ms=1_000, takes=False)
@@ -122,12 +122,12 @@ def test_a_renewed_pin_lives_until_its_new_deadline(replica: Replica) -> None:
     assert replica.state.held.get("pin", position).position == position
 
 
-def test_a_renewal_does_not_bring_back_what_is_not_kept(replica: Replica) -> None:
+def test_renewal_does_not_restore_an_ended_view(replica: Replica) -> None:
     replica.mark("pin", takes=False)
     assert not replica.state.held.by_pin
 
 
-def test_a_mark_that_is_applied_again_after_its_deadline_keeps_nothing(replica: Replica) -> None:
+def test_mark_replayed_after_its_deadline_keeps_nothing(replica: Replica) -> None:
     replica.mark("old", after_ms=1_000)
     position = replica.mark("young", after_ms=10_000)
     again = state_over(MemoryEngine())
@@ -138,14 +138,14 @@ def test_a_mark_that_is_applied_again_after_its_deadline_keeps_nothing(replica: 
     assert again.held.get("young", position)
 
 
-def test_at_most_so_many_states_are_kept_and_the_oldest_stay(replica: Replica) -> None:
+def test_number_of_views_is_bounded_and_the_oldest_stay(replica: Replica) -> None:
     for number in range(HELD_MAX + 2):
         replica.mark(f"pin{number:03}")
     assert [held.pin for held in replica.state.held.all] == [f"pin{number:03}" for number in range(HELD_MAX)]
     assert replica.state.held.refused == 2
 
 
-def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replica: Replica) -> None:
+def test_pin_beyond_the_limit_raises_overloaded(replica: Replica) -> None:
     """Two that were asked for together have both found room."""
     for number in range(HELD_MAX):
         replica.mark(f"pin{number:03}")
@@ -154,7 +154,7 @@ def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replic
         replica.state.held.taken("late", replica.mark("late"))
 
 
-def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Replica) -> None:
+def test_replaced_state_keeps_no_views(replica: Replica) -> None:
     position = replica.mark("pin")
     StateImport(replica.state, frozenset({ServerId("donor")})).add(entry_pb2.Chunk(format=1).SerializeToString())
     with pytest.raises(NoSuchPin):
@@ -162,7 +162,7 @@ def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Rep
 
 
 # docs/protocol.md K6
-def test_it_is_known_whether_expired_records_are_in_the_way(replica: Replica) -> None:
+def test_view_knows_whether_it_hides_expired_records(replica: Replica) -> None:
     writer, state = replica.writer, replica.state
     writer.put(a="1")
     assert not state.held.get("pin", replica.mark("pin")).hides_expired

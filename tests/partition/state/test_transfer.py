@@ -32,7 +32,7 @@ def chunks(export: StateExport, limit_bytes: int = 200) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_arrives_is_what_left_and_goes_on_with_the_log(seed: int) -> None:
+def test_transferred_state_equals_the_original_and_follows_the_log(seed: int) -> None:
     writer, source = exported(seed, 60)
     _, target = exported(seed + 100, 5)
     export = StateExport(source)
@@ -70,7 +70,7 @@ def remembered(state: ReplicaState) -> dict[bytes, tuple[int, int, dict[int, Any
     return {client: (each.first_unacked, each.seen_ms, each.results) for client, each in clients}
 
 
-def test_an_export_shows_the_state_as_it_was_when_it_began() -> None:
+def test_export_shows_the_state_as_of_its_start() -> None:
     writer, source = exported(0, 30)
     model, seq = dict(writer.model), source.seq
     export = StateExport(source)
@@ -86,7 +86,7 @@ def test_an_export_shows_the_state_as_it_was_when_it_began() -> None:
     assert (all_records(target), target.seq, export.meta.seq) == (model, seq, seq)
 
 
-def test_an_import_that_was_broken_off_leaves_an_empty_state() -> None:
+def test_interrupted_import_leaves_an_empty_state() -> None:
     _, source = exported(0, 60)
     engine = MemoryEngine()
     target = state_over(engine)
@@ -100,7 +100,7 @@ def test_an_import_that_was_broken_off_leaves_an_empty_state() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_chunk_that_is_lost_repeated_or_damaged_is_noticed(lost: int) -> None:
+def test_lost_repeated_or_damaged_chunk_is_detected(lost: int) -> None:
     _, source = exported(0, 60)
     sent = list(chunks(StateExport(source)))
     arriving = StateImport(state_over(MemoryEngine()), frozenset({DONOR}))
@@ -119,7 +119,7 @@ def test_a_chunk_that_is_lost_repeated_or_damaged_is_noticed(lost: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_damaged_chunk_is_refused_by_name_and_the_first_one_costs_nothing(seed: int) -> None:
+def test_damaged_chunk_is_refused_and_the_first_costs_no_state(seed: int) -> None:
     random = Random(seed)
     _, source = exported(seed, 30)
     _, target = exported(seed + 100, 10)
@@ -148,7 +148,7 @@ def says_the_same(one: bytes, other: bytes) -> bool:
     return found == wanted
 
 
-def test_a_state_whose_keys_are_not_as_many_as_it_says_is_refused() -> None:
+def test_state_with_a_wrong_key_count_is_refused() -> None:
     _, source = exported(0, 30)
     row = source.engine.get(META_KEY)
     assert row is not None
@@ -164,7 +164,7 @@ def test_a_state_whose_keys_are_not_as_many_as_it_says_is_refused() -> None:
         arriving.add(last)
 
 
-def test_a_closed_export_gives_nothing_more() -> None:
+def test_closed_export_returns_nothing() -> None:
     _, source = exported(0, 60)
     export = StateExport(source)
     export.next_chunk(100)
@@ -172,7 +172,7 @@ def test_a_closed_export_gives_nothing_more() -> None:
     assert export.next_chunk(100) is None
 
 
-def test_a_copy_remembers_over_a_restart_whose_it_is_until_it_is_borne_out() -> None:
+def test_copy_remembers_its_origins_over_restart_until_confirmed() -> None:
     _, source = exported(0, 20)
     engine = MemoryEngine()
     arriving = StateImport(state_over(engine), frozenset({DONOR, ServerId("an-earlier-one")}))
