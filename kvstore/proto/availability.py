@@ -1,7 +1,7 @@
 """Encodes the list of entries that a bookie holds, in Apache's run-length form.
 
     availability := version i32 (0) | groups i32 | 56 zero bytes | group*
-    group        := first start i64 | last start i64 | run size i32 | period i32     runs of equal size at equal distance
+    group        := first start i64 | last start i64 | run size i32 | period i32   runs of equal size and distance
 
 Numbers are big-endian.
 """
