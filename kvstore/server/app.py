@@ -19,7 +19,7 @@ from kvstore.env.ports import Task
 from kvstore.env.secret import ClusterSecret
 from kvstore.errors import Unavailable
 from kvstore.meta.store import MetadataStore, SessionState
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import PartitionState
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.changes import Changes
@@ -312,7 +312,7 @@ class Node:
             for tell in self.on_serving:
                 await tell(not is_draining)
 
-    def state_of(self, partition: PartitionId) -> State | None:
+    def state_of(self, partition: PartitionId) -> ReplicaState | None:
         """The state of the replica here."""
         return self.hosting.state_of(partition)
 

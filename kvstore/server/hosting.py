@@ -17,11 +17,11 @@ from kvstore.meta.store import MetadataStore
 from kvstore.namespaces import Book
 from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election.handover import Turns
+from kvstore.partition.election.handover import HandoverTurns
 from kvstore.partition.partition import Partition
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.engine import Engine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import Ring, Rings, codec
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.routing.dispatch import Dispatcher
@@ -93,7 +93,7 @@ class Hosting:
         """Replicas that left and did not end in good order: this process may have their states open."""
         self._standing: dict[PartitionId, StoreError] = {}
         """Replicas whose copies a newer release has written, and why they do not begin."""
-        self._turns = Turns()
+        self._turns = HandoverTurns()
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] | None = None
         self._is_stopped = False
@@ -152,7 +152,7 @@ class Hosting:
         """The partitions that this server leads and answers for."""
         return [partition for partition, replica in sorted(self._hosted.items()) if replica.serving]
 
-    def state_of(self, partition: PartitionId) -> State | None:
+    def state_of(self, partition: PartitionId) -> ReplicaState | None:
         """The state of the replica here, or of one that has left and is still read at pinned positions."""
         replica = self._hosted.get(partition) or self._leaving.get(partition)
         return None if replica is None else replica.state

@@ -13,7 +13,7 @@ from functools import partial
 
 from kvstore.env.ports import Clock
 from kvstore.errors import BookieError
-from kvstore.proto.bookkeeper import Answer, BadFrame, Status
+from kvstore.proto.bookkeeper import BadFrame, BookieResponse, Status
 from kvstore.proto.version_two import BatchRead, encode_batch_read, packets_of
 from kvstore.types import BookieId
 from kvstore.wal.connection import Connection, settle
@@ -57,10 +57,10 @@ class Batches:
         self._rest_s = 0.0
         return packets
 
-    async def _answer(self, asked: BatchRead) -> Answer:
+    async def _answer(self, asked: BatchRead) -> BookieResponse:
         """A caller that waits no longer leaves its question with the connection, which breaks off when it hears
         nothing."""
-        answered: asyncio.Future[Answer | BookieError] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[BookieResponse | BookieError] = asyncio.get_running_loop().create_future()
         done = partial(settle, answered)
         self._connection.call(lambda txn: encode_batch_read(asked._replace(request=txn)), FORGOTTEN_S, done)
         answer = await answered

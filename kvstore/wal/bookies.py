@@ -12,7 +12,7 @@ from kvstore.env.ports import Env
 from kvstore.errors import BookieError, Corrupted, StoreError
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.availability import HeldEntries, decode_availability
-from kvstore.proto.bookkeeper import NEWEST_LEDGER, Answer, BadFrame, Operation, Status
+from kvstore.proto.bookkeeper import NEWEST_LEDGER, BadFrame, BookieOperation, BookieResponse, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.proto.shortcuts import TXN_END
 from kvstore.proto.version_two import BatchRead
@@ -202,7 +202,7 @@ class _Remote:
     def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         self.connection.tell(lambda txn: wire.encode_write_lac(txn, ledger, lac, key, body))
 
-    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> Answer:
+    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> BookieResponse:
         return await self.connection.ask(
             lambda txn: wire.encode_read(txn, ledger, entry, fence_key=fence_key, priority=priority), READ_TIMEOUT_S
         )
@@ -259,8 +259,8 @@ class _Local:
     def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         self.storage.write_lac(ledger, body, key, done=lambda _status: None)
 
-    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> Answer:
-        answered: asyncio.Future[Answer] = self._loop.create_future()
+    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> BookieResponse:
+        answered: asyncio.Future[BookieResponse] = self._loop.create_future()
         fence = fence_key is not None
         self.storage.read(ledger, entry, key=fence_key, fence=fence, done=partial(_settle_read, answered, ledger))
         return answered.result() if answered.done() else await self._in_time(answered, READ_TIMEOUT_S)
@@ -277,7 +277,7 @@ class _Local:
 
     def read_lac(self, ledger: LedgerId, done: ReadDone) -> None:
         def said(status: Status, explicit: bytes | None, last: bytes | None) -> None:
-            done(Answer(0, Operation.READ_LAC, status, ledger, body=explicit, last_entry=last))
+            done(BookieResponse(0, BookieOperation.READ_LAC, status, ledger, body=explicit, last_entry=last))
 
         self.storage.read_lac(ledger, done=said)  # from what it has: it waits for nothing
 
@@ -325,7 +325,7 @@ def _settle(answered: asyncio.Future[T], found: T) -> None:
 
 
 def _lac_said(
-    bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone, answer: Answer | BookieError
+    bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone, answer: BookieResponse | BookieError
 ) -> None:
     if isinstance(answer, BookieError):
         return done(answer)
@@ -340,17 +340,17 @@ def _lac_said(
 
 
 def _settle_read(
-    answered: asyncio.Future[Answer], ledger: int, status: int, entry: int, packet: bytes | None, lac: int
+    answered: asyncio.Future[BookieResponse], ledger: int, status: int, entry: int, packet: bytes | None, lac: int
 ) -> None:
     if not answered.done():
-        answered.set_result(Answer(0, Operation.READ_ENTRY, status, ledger, entry, packet, lac))
+        answered.set_result(BookieResponse(0, BookieOperation.READ_ENTRY, status, ledger, entry, packet, lac))
 
 
 def _local_answer(done: ReadDone, ledger: int, status: int, entry: int, packet: bytes | None, lac: int) -> None:
-    done(Answer(0, Operation.READ_ENTRY, status, ledger, entry, packet, lac))
+    done(BookieResponse(0, BookieOperation.READ_ENTRY, status, ledger, entry, packet, lac))
 
 
-def _polled(bookie: BookieId, done: PollDone, answer: Answer | BookieError) -> None:
+def _polled(bookie: BookieId, done: PollDone, answer: BookieResponse | BookieError) -> None:
     if not isinstance(answer, BookieError):
         try:
             done(_read_answer(bookie, EntryId(answer.entry), answer))
@@ -360,7 +360,7 @@ def _polled(bookie: BookieId, done: PollDone, answer: Answer | BookieError) -> N
     done(answer)
 
 
-def _read_answer(bookie: BookieId, entry: EntryId, answer: Answer) -> ReadAnswer:
+def _read_answer(bookie: BookieId, entry: EntryId, answer: BookieResponse) -> ReadAnswer:
     lac = NO_ENTRY if answer.max_lac is None else EntryId(answer.max_lac)
     if answer.status in _ABSENT:
         return ReadAnswer(entry, None, lac)

@@ -21,7 +21,7 @@ from kvstore.env.ports import Clock, Nursery, Stream, Transport
 from kvstore.errors import BookieError, LedgerFenced, StoreError
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import version_two
-from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
+from kvstore.proto.bookkeeper import BadFrame, BookieOperation, BookieResponse, Status
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.start_tls import ClientsPrelude
 from kvstore.types import BookieId
@@ -41,7 +41,7 @@ BUFFERED_BYTES_MAX = 64 << 20
 OUTSTANDING_MAX = 20_000
 
 AddDone = Callable[[StoreError | None], None]
-ReadDone = Callable[[Answer | BookieError], None]
+ReadDone = Callable[[BookieResponse | BookieError], None]
 Encode = Callable[[int], bytes]
 """txn -> frame."""
 
@@ -133,9 +133,9 @@ class Connection:
         """Nobody waits for the answer any more."""
         self._reads.pop(txn, None)
 
-    async def ask(self, frame: Encode, timeout_s: float) -> Answer:
+    async def ask(self, frame: Encode, timeout_s: float) -> BookieResponse:
         """Send anything else and wait for its answer. Raises BookieError."""
-        answered: asyncio.Future[Answer | BookieError] = self._loop.create_future()
+        answered: asyncio.Future[BookieResponse | BookieError] = self._loop.create_future()
         txn = self.call(frame, timeout_s, partial(settle, answered))
         try:
             answer = await answered
@@ -244,7 +244,7 @@ class Connection:
             self._abort(fault)
 
     # docs/protocol.md B32
-    def _greeted(self, answer: Answer) -> None:
+    def _greeted(self, answer: BookieResponse) -> None:
         """The bookie has answered the first request. Nobody waits for that, but it may be a refusal."""
         self._hello_txn = -1
         self.refusal = "", -math.inf
@@ -269,13 +269,13 @@ class Connection:
         if answer.txn == self._hello_txn:
             self._greeted(answer)
             return
-        if answer.operation == Operation.ADD_ENTRY:
+        if answer.operation == BookieOperation.ADD_ENTRY:
             done = self._adds.pop(answer.txn, None)
             if done is not None:
                 self._progress_at = self._clock.now()
                 done(error_of(self.bookie, answer.status))
             return
-        if answer.operation == Operation.READ_ENTRY:
+        if answer.operation == BookieOperation.READ_ENTRY:
             self._retry_s = RETRY_MIN_S
         waiting = self._reads.pop(answer.txn, None)
         if waiting is not None:
@@ -364,7 +364,7 @@ class _Link:
         """See pause_writing."""
 
 
-def settle(answered: asyncio.Future[Answer | BookieError], answer: Answer | BookieError) -> None:
+def settle(answered: asyncio.Future[BookieResponse | BookieError], answer: BookieResponse | BookieError) -> None:
     """Give an answer to who waits for it, if anybody still does."""
     if not answered.done():
         answered.set_result(answer)

@@ -23,7 +23,7 @@ from kvstore.env.library_env import library_env
 from kvstore.env.transport import TcpTransport
 from kvstore.errors import OutcomeUnknown
 from kvstore.partition.state.commands import Code, Op
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.proto.session_stream import WELCOME, message_of, protobuf_message_of
 from kvstore.types import PartitionId, ServerId
 from tests.client.model import Endpoint, ModelCluster
@@ -194,7 +194,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.is_ready = True
-        self.sent: list[brief.Frame] = []
+        self.sent: list[compact.CompactFrame] = []
         self.probes = 0
         self.is_closed = False
 
@@ -259,7 +259,7 @@ async def test_any_message_is_a_sign_of_life(link: Link) -> None:
     put_under_way(link)
     sent_at = link._heard_at
     link.tick(sent_at + 1.1)
-    link.take(brief.Answers(0, [], [], [], [], [], []))
+    link.take(compact.CompactAnswers(0, [], [], [], [], [], []))
     link.tick(sent_at + 0.5)
     assert (wire.probes, link.state) == (1, State.UP)
 
@@ -294,7 +294,7 @@ async def test_operations_of_one_turn_share_a_frame_and_wait_while_the_wire_is_f
 
 async def test_a_lone_operation_behind_a_lone_one_leaves_at_once_and_others_together(link: Link) -> None:
     def answer(*numbers: int) -> None:
-        link.take(brief.Answers(0, [], list(numbers), [1] * len(numbers), [], [], []))
+        link.take(compact.CompactAnswers(0, [], list(numbers), [1] * len(numbers), [], [], []))
 
     def begin() -> None:
         operation = operations.get(b"k")
@@ -417,7 +417,7 @@ async def opened(*greeting: bytes) -> tuple[StreamWire, Owner]:
 
 async def test_a_wire_is_open_once_the_whole_welcome_has_come() -> None:
     wire, owner = await opened(WELCOME[:5], WELCOME[5:])
-    wire.data_received(message_of(brief.Answers(3, [], [1], [7], [2], [Item(b"v", 1, 1, 1, 0)], [3])))
+    wire.data_received(message_of(compact.CompactAnswers(3, [], [1], [7], [2], [Item(b"v", 1, 1, 1, 0)], [3])))
     wire.data_received(protobuf_message_of(kv_pb2.Answers(numbers=[4], versions=[8])))
     assert [list(answered(each)) for each in owner.taken] == [
         [(1, 7), (2, Item(b"v", 1, 1, 1, 0)), (3, None)],
@@ -465,7 +465,7 @@ def test_a_lone_operation_has_the_frame_that_many_would_have() -> None:
         alone = begun(operation, numbering)
         frame, _ = brief_frame_of([alone], 5, ring_version=3, timeout_ms=100, tokens={"p1": 9})
         single = single_frame_of(alone, 5, ring_version=3, timeout_ms=100, token=9)
-        assert isinstance(frame, brief.Frame)
+        assert isinstance(frame, compact.CompactFrame)
         for lane in (frame.lanes[0], single.lanes[0]):
             if not alone.is_read:
                 lane.token = 0  # of reads only
@@ -477,7 +477,7 @@ def test_brief_frames_are_what_protobuf_frames_are() -> None:
     mixed = [begun(operations.put(b"k%d" % place, b"v"), first if place % 2 else second) for place in range(6)]
     mixed += [begun(operations.get(b"g", level), first) for level in (0, kv_pb2.STALE)]
     frame, numbered = brief_frame_of(mixed, 10, ring_version=3, timeout_ms=100, tokens={"p1": 9})
-    assert isinstance(frame, brief.Frame)
+    assert isinstance(frame, compact.CompactFrame)
     assert sorted(numbered) == list(range(10, 18))
     for lane in frame.lanes:
         for place, (code, key) in enumerate(zip(lane.codes, lane.keys, strict=True)):

@@ -211,7 +211,7 @@ async def deaf(says: bytes) -> AsyncIterator[str]:
     listener.close()
 
 
-REFUSES = wire.encode_status(7, wire.Operation.START_TLS, wire.Status.BAD_REQUEST)
+REFUSES = wire.encode_status(7, wire.BookieOperation.START_TLS, wire.Status.BAD_REQUEST)
 
 
 @pytest.mark.parametrize("says", [b"", b"-ERR Protocol error\r\n", REFUSES], ids=["hangs up", "an error", "refuses"])

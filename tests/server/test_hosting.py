@@ -13,7 +13,7 @@ from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import codec, new_ring
 from kvstore.server import hosting as module
 from kvstore.server.hosting import Hosting
@@ -49,7 +49,7 @@ async def test_a_copy_that_is_found_damaged_while_another_is_set_aside_is_set_as
 async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_and_the_others_serve() -> None:
     hosting: Any = object.__new__(Hosting)
     engines = {each: MemoryEngine() for each in (P1, P2)}
-    State(P1, engines[P1], PartitionConfig()).apply(Writer(1).put(a="1"))
+    ReplicaState(P1, engines[P1], PartitionConfig()).apply(Writer(1).put(a="1"))
     batch = engines[P1].batch()
     batch.put(rows.VERSION_KEY, rows.encode_version(9))
     engines[P1].write(batch)
@@ -57,7 +57,7 @@ async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_a
     hosting._make_anew, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
 
     def made(partition: PartitionId, engine: MemoryEngine) -> Any:
-        state = State(partition, engine, PartitionConfig())
+        state = ReplicaState(partition, engine, PartitionConfig())
 
         async def start() -> None:
             """Serve."""
@@ -71,7 +71,7 @@ async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_a
     assert list(hosting.statistics()) == [P1, P2]
     report = replica_report(P1, hosting.statistics()[P1], None)
     assert (report.role, report.leader) == ("stopped", "")
-    assert "its log is written by cluster version 9, this server can do 2" in report.failure
+    assert "its log is written by cluster version 9, this server supports 2" in report.failure
     assert not engines[P1]._open, "its files are let go"
 
 

@@ -19,7 +19,7 @@ from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
 from kvstore.proto.availability import encode_availability
-from kvstore.proto.bookkeeper import LAST_ENTRY, Operation, Status
+from kvstore.proto.bookkeeper import LAST_ENTRY, BookieOperation, Status
 from kvstore.proto.version_two import BatchRead
 
 _NEGATIVE = (Status.NO_LEDGER, Status.NO_ENTRY)
@@ -62,13 +62,13 @@ class Questions:
         self._polls: dict[object, Callable[[], None]] = {}
         """How to take back each long poll that waits."""
         self._calls: dict[int, Callable[[int, pb.Request], None]] = {
-            Operation.READ_ENTRY: self._read,
-            Operation.AUTH: self._auth,
-            Operation.WRITE_LAC: self._write_lac,
-            Operation.READ_LAC: self._read_lac,
-            Operation.GET_BOOKIE_INFO: self._info,
-            Operation.FORCE_LEDGER: self._force,
-            Operation.LIST_ENTRIES: self._list,
+            BookieOperation.READ_ENTRY: self._read,
+            BookieOperation.AUTH: self._auth,
+            BookieOperation.WRITE_LAC: self._write_lac,
+            BookieOperation.READ_LAC: self._read_lac,
+            BookieOperation.GET_BOOKIE_INFO: self._info,
+            BookieOperation.FORCE_LEDGER: self._force,
+            BookieOperation.LIST_ENTRIES: self._list,
         }
 
     def ask(self, operation: int, txn: int, request: pb.Request) -> None:
@@ -196,16 +196,16 @@ class Questions:
     def _write_lac(self, txn: int, request: pb.Request) -> None:
         part = request.write_lac
         ledger = part.ledger
-        if not self._counted(txn, Operation.WRITE_LAC, ledger, request):
+        if not self._counted(txn, BookieOperation.WRITE_LAC, ledger, request):
             return
 
         def done(status: Status) -> None:
             self._end()
-            self._client.send(wire.encode_status(txn, Operation.WRITE_LAC, status, ledger))
+            self._client.send(wire.encode_status(txn, BookieOperation.WRITE_LAC, status, ledger))
 
         self._storage.write_lac(ledger, part.body, part.master_key, done=done)
 
-    def _counted(self, txn: int, operation: Operation, ledger: int, request: pb.Request) -> bool:
+    def _counted(self, txn: int, operation: BookieOperation, ledger: int, request: pb.Request) -> bool:
         """Count a question in, or refuse it."""
         if self._begin(is_priority=request.header.priority > 0):
             return True
@@ -214,7 +214,7 @@ class Questions:
 
     def _read_lac(self, txn: int, request: pb.Request) -> None:
         ledger = request.read_lac.ledger
-        if not self._counted(txn, Operation.READ_LAC, ledger, request):
+        if not self._counted(txn, BookieOperation.READ_LAC, ledger, request):
             return
 
         def done(status: Status, lac_body: bytes | None, last_entry: bytes | None) -> None:
@@ -228,7 +228,7 @@ class Questions:
 
     def _list(self, txn: int, request: pb.Request) -> None:
         ledger = request.list_entries.ledger
-        if not self._counted(txn, Operation.LIST_ENTRIES, ledger, request):
+        if not self._counted(txn, BookieOperation.LIST_ENTRIES, ledger, request):
             return
 
         def look(ended: Callable[[], None]) -> None:
@@ -257,12 +257,12 @@ class Questions:
 
     def _force(self, txn: int, request: pb.Request) -> None:
         ledger = request.force_ledger.ledger
-        if not self._counted(txn, Operation.FORCE_LEDGER, ledger, request):
+        if not self._counted(txn, BookieOperation.FORCE_LEDGER, ledger, request):
             return
 
         def done(status: Status) -> None:
             self._end()
-            self._client.send(wire.encode_status(txn, Operation.FORCE_LEDGER, status, ledger))
+            self._client.send(wire.encode_status(txn, BookieOperation.FORCE_LEDGER, status, ledger))
 
         self._storage.force(ledger, done=done)
 

@@ -26,7 +26,7 @@ from kvstore.env.shares import Shares
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
-from kvstore.proto.bookkeeper import BadFrame, BadRequest, Operation, Status
+from kvstore.proto.bookkeeper import BadFrame, BadRequest, BookieOperation, Status
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.version_two import BatchRead
 
@@ -39,7 +39,7 @@ HARD_FACTOR = 4
 CLUSTER_SHOWN_MAX = 64
 """Of what a stranger says, in the log."""
 
-_ADD = int(Operation.ADD_ENTRY)
+_ADD = int(BookieOperation.ADD_ENTRY)
 
 
 class BookieService:
@@ -259,12 +259,12 @@ class BookieConnection:
             return request.fence_key is not None and may_ask(request.ledger, request.fence_key)
         add, read, lac = request.add, request.read, request.write_lac
         match request.header.operation:
-            case Operation.ADD_ENTRY:
+            case BookieOperation.ADD_ENTRY:
                 is_writers = add.flag != pb.AddRequest.RECOVERY_ADD
                 return may_ask(add.ledger, add.master_key, add.body, is_writers=is_writers)
-            case Operation.READ_ENTRY:
+            case BookieOperation.READ_ENTRY:
                 return read.flag == pb.ReadRequest.FENCE_LEDGER and may_ask(read.ledger, read.master_key)
-            case Operation.WRITE_LAC:
+            case BookieOperation.WRITE_LAC:
                 return may_ask(lac.ledger, lac.master_key, lac.body)
         return False
 

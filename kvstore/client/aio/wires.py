@@ -14,9 +14,9 @@ from msgspec import MsgspecError
 from kvstore.client.core.values import Item
 from kvstore.env.ports import Nursery, Stream, Transport
 from kvstore.errors import NotAuthenticated
-from kvstore.proto import brief, kv_pb2, kv_pb2_grpc
+from kvstore.proto import compact, kv_pb2, kv_pb2_grpc
 from kvstore.proto.frames import FrameReader
-from kvstore.proto.session_stream import BRIEF, LINE_MAX, PROTOBUF, WELCOME, hello, message_of, protobuf_message_of
+from kvstore.proto.session_stream import COMPACT, LINE_MAX, PROTOBUF, WELCOME, hello, message_of, protobuf_message_of
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.rpc.login import Login
 from kvstore.rpc.status import connection_fault, from_rpc_error
@@ -27,10 +27,10 @@ OUTPUT_HIGH_BYTES = 256 << 10
 """What the server has not taken of the frames. From here on operations wait in the link."""
 
 
-_decode = brief.decoder_of_answers(Item)
+_decode = compact.decoder_of_answers(Item)
 
-AnyFrame = kv_pb2.Frame | brief.Frame
-AnyAnswers = kv_pb2.Answers | brief.Answers[Item]
+AnyFrame = kv_pb2.Frame | compact.CompactFrame
+AnyAnswers = kv_pb2.Answers | compact.CompactAnswers[Item]
 
 
 class Owner(Protocol):
@@ -90,12 +90,12 @@ class StreamWire:
 
     def send(self, message: AnyFrame) -> None:
         assert self._stream is not None, "a wire is open before anything is sent"
-        is_brief = message.__class__ is brief.Frame
+        is_brief = message.__class__ is compact.CompactFrame
         self._stream.write(message_of(message) if is_brief else protobuf_message_of(message))  # type: ignore[arg-type]
 
     def probe(self) -> None:
         """An empty frame is answered."""
-        self.send(brief.Frame(0, 0, []))
+        self.send(compact.CompactFrame(0, 0, []))
 
     def close(self) -> None:
         self._lose("closed")
@@ -117,7 +117,7 @@ class StreamWire:
         try:
             for body in frames.feed(data):
                 kind = body[0] if body else 0
-                if kind == BRIEF:
+                if kind == COMPACT:
                     take(_decode(memoryview(body)[1:]))
                 elif kind == PROTOBUF:
                     take(kv_pb2.Answers.FromString(body[1:]))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.operations import failures_of
 from kvstore.client.core.values import Item
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 
 FRAME_OPERATIONS_MAX = 2_000
 BRIEF_OPERATIONS_MAX = 64
@@ -66,26 +66,26 @@ def frame_of(
 
 def brief_frame_of(
     operations: list[Operation], first: int, *, ring_version: int, timeout_ms: int, tokens: Mapping[str, int]
-) -> tuple[kv_pb2.Frame | brief.Frame, dict[int, Operation]]:
+) -> tuple[kv_pb2.Frame | compact.CompactFrame, dict[int, Operation]]:
     """The same for streams without gRPC; brief if none of the operations has options."""
     if any(map(_options_of, operations)):
         return frame_of(operations, first, ring_version=ring_version, timeout_ms=timeout_ms, tokens=tokens)
     lanes, numbered = _lanes(_brief_lane, operations, first, tokens)
-    return brief.Frame(ring_version, timeout_ms, lanes), numbered
+    return compact.CompactFrame(ring_version, timeout_ms, lanes), numbered
 
 
 def single_frame_of(
     operation: Operation, number: int, *, ring_version: int, timeout_ms: int, token: int
-) -> brief.Frame:
+) -> compact.CompactFrame:
     """The same of one operation without options."""
-    lane = brief.Lane(operation.partition, number, [operation.code], [operation.key])
+    lane = compact.CompactLane(operation.partition, number, [operation.code], [operation.key])
     if operation.is_read:
         lane.level, lane.token = operation.level, token
     else:
         numbering = operation.numbering
         lane.values, lane.sequences, lane.client = [operation.value], [operation.sequence], numbering.client
         lane.first_unacknowledged, lane.seen_ms = numbering.first_unacknowledged, operation.seen_ms
-    return brief.Frame(ring_version, timeout_ms, [lane])
+    return compact.CompactFrame(ring_version, timeout_ms, [lane])
 
 
 def _lanes(
@@ -112,9 +112,9 @@ def _groups(operations: Sequence[Operation]) -> list[Group]:
     return list(groups.values())
 
 
-def _brief_lane(group: Group, first: int, token: int) -> brief.Lane:
+def _brief_lane(group: Group, first: int, token: int) -> compact.CompactLane:
     head = group[0]
-    lane = brief.Lane(head.partition, first, [each.code for each in group], [each.key for each in group])
+    lane = compact.CompactLane(head.partition, first, [each.code for each in group], [each.key for each in group])
     lane.level, lane.token = head.level, token
     values = [each.value for each in group]
     if any(values):
@@ -155,9 +155,9 @@ def _lane(group: Group, first: int, token: int) -> kv_pb2.Lane:
     return lane
 
 
-def answered(answers: kv_pb2.Answers | brief.Answers[Item]) -> Iterable[tuple[int, Any]]:
+def answered(answers: kv_pb2.Answers | compact.CompactAnswers[Item]) -> Iterable[tuple[int, Any]]:
     """The numbers of operations, each with its answer."""
-    if isinstance(answers, brief.Answers):
+    if isinstance(answers, compact.CompactAnswers):
         numbers, found, absent = answers.numbers, answers.found, answers.absent
         if not found and not absent:
             return zip(numbers, answers.versions, strict=True)

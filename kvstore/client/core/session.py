@@ -8,7 +8,7 @@ from kvstore.client.core.operation import SEEN_STEP_MS, Numbering
 from kvstore.client.core.routing import Routing
 from kvstore.client.core.values import RING, Token
 from kvstore.limits import CLIENT_BYTES
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 
 if TYPE_CHECKING:
     from random import Random
@@ -57,7 +57,7 @@ class Seen:
         told = [self.numberings[each].seen_ms for each in sorted(self.routing.partitions)]
         return min((each for each in told if each), default=0)
 
-    def hear(self, answers: kv_pb2.Answers | brief.Answers[Any]) -> bool:
+    def hear(self, answers: kv_pb2.Answers | compact.CompactAnswers[Any]) -> bool:
         """Take in what stands beside answers. True if there is a ring that is not known here."""
         tokens, numberings = self.tokens, self.numberings
         for progress in answers.progress:

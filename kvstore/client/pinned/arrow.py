@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.client.pinned.read import Page
-from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES, Columns, joined
+from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES, PageColumns, joined
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 TIME_MS_MAX = 253_402_128_000_000
@@ -52,7 +52,7 @@ def batch_of(page: Page, partition: str, columns: Sequence[str] = COLUMNS) -> An
 def batches_of(pages: Iterable[Page], partition: str, bytes_min: int) -> Iterator[Any]:
     """The records of pages as larger batches of all columns: each batch costs about a millisecond, however small it is,
     and servers do best with small pages."""
-    gathered: list[Columns] = []
+    gathered: list[PageColumns] = []
     size = 0
     for page in pages:
         found = page.columns
@@ -68,7 +68,7 @@ def batches_of(pages: Iterable[Page], partition: str, bytes_min: int) -> Iterato
         yield _batch(joined(gathered), partition, COLUMNS)
 
 
-def _batch(found: Columns, partition: str, columns: Sequence[str]) -> Any:
+def _batch(found: PageColumns, partition: str, columns: Sequence[str]) -> Any:
     rows = _Rows(found)
     arrays = [rows.column(name, partition) for name in columns]
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in columns]))
@@ -78,7 +78,7 @@ def _batch(found: Columns, partition: str, columns: Sequence[str]) -> Any:
 class _Rows:
     """The columns of one page."""
 
-    def __init__(self, page: Columns) -> None:
+    def __init__(self, page: PageColumns) -> None:
         self._page, self._count = page, page.count
         self._offsets = _offsets(page.row_lengths)
         self._starts = self._offsets[:-1].astype(np.int64)

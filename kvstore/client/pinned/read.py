@@ -13,7 +13,7 @@ from kvstore.client.pinned.pins import Split
 from kvstore.env.library_env import library_env
 from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
-from kvstore.proto.pinned_page import Columns, Row
+from kvstore.proto.pinned_page import PageColumns, PinnedRow
 from kvstore.rpc import workers
 from kvstore.rpc.channels import open_channel, paging
 from kvstore.rpc.login import Login
@@ -32,7 +32,7 @@ PAUSE_S = 0.2
 class Page:
     """Some records in the order of (token, key)."""
 
-    columns: Columns = field(repr=False)
+    columns: PageColumns = field(repr=False)
     last: bytes
     """Where to go on: give it as `after`."""
     ends: bool
@@ -43,7 +43,7 @@ class Page:
         """Raises Corrupted."""
         return cls(pinned_page.columns_of(message), message.last, message.ends)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[PinnedRow]:
         """Record by record. For columns: kvstore.client.pinned.arrow."""
         return pinned_page.rows_of(self.columns)
 

@@ -14,7 +14,7 @@ from kvstore.proto import admin_pb2
 from kvstore.ring import TOKENS, Move, MoveId, MoveState, Pace, PartitionState, Ring, TokenRange, place_members, steps
 from kvstore.ring import plan as plans
 from kvstore.ring.once import check_plan, hash_of
-from kvstore.ring.operations import Operation
+from kvstore.ring.operations import RingOperation
 from kvstore.types import PartitionId, ServerId
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -159,7 +159,7 @@ def proposal(
 
 
 def recalled(
-    done: Operation, ring: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
+    done: RingOperation, ring: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
 ) -> admin_pb2.ChangeRingResponse:
     """Recall an operation's result by a later ring: of its moves those that are still open."""
     answer = proposal(ring, ring, keys, record_bytes)
@@ -168,7 +168,7 @@ def recalled(
     return answer
 
 
-def open_moves(done: Operation, ring: Ring) -> list[Move]:
+def open_moves(done: RingOperation, ring: Ring) -> list[Move]:
     return [move for move in ring.moves.values() if done.first_move <= move.id < done.next_move]
 
 

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from kvstore.env.nursery import shielded
 from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, PositionTrimmed, StoreError, Unavailable
-from kvstore.partition.state.changes import Interest, Logged, logged
+from kvstore.partition.state.changes import FeedEntry, Interest, feed_entry_of
 from kvstore.types import NO_ENTRY, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, LogReader
@@ -62,7 +62,7 @@ def end_of(found: Found) -> tuple[Position, Seq, int]:
     """Position, sequence and record time of a place in a log. Raises Corrupted."""
     if found.payload is None:
         return found.position, Seq(max(0, found.listed.trimmed_seq - 1)), 0
-    last = logged(LogEntry(found.position, found.payload))
+    last = feed_entry_of(LogEntry(found.position, found.payload))
     return last.position, last.after, last.time_ms
 
 
@@ -72,7 +72,7 @@ class LiveTail:
 
     def __init__(self, partition: PartitionId, logs: FeedLogs) -> None:
         self.partition = partition
-        self.window: deque[Logged] = deque()
+        self.window: deque[FeedEntry] = deque()
         self.floor, self.end = BEGINNING, BEGINNING
         """The log's entries behind `floor`, up to `end`, are in the window."""
         self.seq = self.floor_seq = Seq(0)
@@ -118,7 +118,7 @@ class LiveTail:
         try:
             while True:
                 for entry in await reader.read(POLL_MS):
-                    self._append(logged(entry))
+                    self._append(feed_entry_of(entry))
                 self.failure = None
         finally:
             await reader.close()
@@ -136,7 +136,7 @@ class LiveTail:
         if not self._opened.done():
             self._opened.set_result(None)
 
-    def _append(self, entry: Logged) -> None:
+    def _append(self, entry: FeedEntry) -> None:
         before, seq = self.end, self.seq
         self.window.append(entry)
         self._bytes += entry.size
@@ -159,12 +159,12 @@ class LiveTail:
             if cursor.is_untouched and cursor.interest.meets(entry.keys):
                 cursor.touch(before, seq)
 
-    def after(self, position: Position) -> list[Logged]:
+    def after(self, position: Position) -> list[FeedEntry]:
         """Entries of the window behind a position in it, about BATCH_BYTES of them."""
         window = self.window
         if not window or position >= self.end:
             return []
-        found: list[Logged] = []
+        found: list[FeedEntry] = []
         size = 0
         first = bisect_right(window, position, key=lambda entry: entry.position) if position > self.floor else 0
         for place in range(first, len(window)):
@@ -222,7 +222,7 @@ class Cursor:
         self._tail, self._logs, self._turns, self._wake = tail, logs, turns, wake
         self._touched = None if position == tail.end else (position, seq)
         """Nothing of interest stands before this; None: nor behind it, up to the tail's end."""
-        self._ahead: deque[Logged] = deque()
+        self._ahead: deque[FeedEntry] = deque()
         self._reader: LogReader | None = None
         self._has_jumped = False
         """The log reader stands elsewhere."""
@@ -266,7 +266,7 @@ class Cursor:
         if failure is not None and asyncio.get_running_loop().time() > self._tail.failing_since + PATIENCE_S:
             raise Unavailable(f"partition {self.partition}: its log cannot be read at this server: {failure}")
 
-    def ready(self) -> Sequence[Logged]:
+    def ready(self) -> Sequence[FeedEntry]:
         """The next entries, without waiting. Take them one by one, or not."""
         self._skip()
         if self._ahead:
@@ -275,7 +275,7 @@ class Cursor:
             return []
         return self._tail.after(self.position)
 
-    def take(self, entry: Logged) -> None:
+    def take(self, entry: FeedEntry) -> None:
         """The reader has had the entry, which is the next one."""
         if self._ahead:
             self._ahead.popleft()
@@ -306,7 +306,7 @@ class Cursor:
                     self._has_jumped = False
                     self._reader = self._logs.reader(self.partition, self.position, batch_bytes=BATCH_BYTES)
                 found = await self._reader.read(FETCH_MS)
-                self._ahead.extend(logged(entry) for entry in found)
+                self._ahead.extend(feed_entry_of(entry) for entry in found)
             except NoSuchLedger:
                 await self._stop_reading()
                 await self._pass_over_trimmed()

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from kvstore.env.events import wait_within
 from kvstore.errors import MetadataError, Overloaded, Retryable, StoreError, Unavailable
-from kvstore.partition.state.changes import DELETED, EXPIRED, Interest, Logged
+from kvstore.partition.state.changes import DELETED, EXPIRED, FeedEntry, Interest
 from kvstore.proto import kv_pb2
 from kvstore.server.feed.feeds import Feeds, in_each
 from kvstore.server.feed.pages import interest_in
@@ -218,7 +218,7 @@ class Watch:
             yield self._positions()
 
     # docs/protocol.md F3
-    async def _need_not_wait(self, cursor: Cursor, held: Logged) -> bool:
+    async def _need_not_wait(self, cursor: Cursor, held: FeedEntry) -> bool:
         """Look what a held entry waits for: for a feed that is followed, or is from now on, or for nothing, once no
         other feed can lead to the former owner."""
         follow = self._plan.missed(held)
@@ -253,7 +253,7 @@ class Watch:
         self._has_trouble = True
         return False
 
-    def _changes(self, entry: Logged, after: int) -> Iterator[tuple[kv_pb2.Change, int]]:
+    def _changes(self, entry: FeedEntry, after: int) -> Iterator[tuple[kv_pb2.Change, int]]:
         """Each change of interest, and its size."""
         rows = self._interest.rows(entry, after) if entry.keys else ()
         self._feeds.changes_total += len(rows)

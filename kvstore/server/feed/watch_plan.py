@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvstore.errors import InvalidRequest
-from kvstore.partition.state.changes import Handed, Interest, Logged
+from kvstore.partition.state.changes import FeedEntry, Handed, Interest
 from kvstore.ring import Ring
 from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId
@@ -96,7 +96,7 @@ class Plan:
     # ── entries ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     # docs/protocol.md F3
-    def is_held(self, entry: Logged) -> bool:
+    def is_held(self, entry: FeedEntry) -> bool:
         """Whether the entry must wait: what the range's former owner logged comes first."""
         handed = entry.handed
         if handed is None or not handed.is_owned:
@@ -109,7 +109,7 @@ class Plan:
         is_alone = len(self.positions) < 2  # nothing else is followed that could lead to the former owner
         return not is_alone and handed.span.holds(self._token) and self._given.get(handed.peer, 0) < handed.peer_seq
 
-    def missed(self, entry: Logged) -> Follow | None:
+    def missed(self, entry: FeedEntry) -> Follow | None:
         """Choose the feed that an entry which is held waits for, if nobody follows that yet."""
         handed = entry.handed
         if handed is None or self._token is not None or handed.peer in self.positions:
@@ -118,11 +118,11 @@ class Plan:
         is_new = handed.peer not in self._doubtful or self._perhaps_missed - self.positions.keys() - self._ended
         return Follow(handed.peer, NEW) if is_new else None
 
-    def is_in_doubt(self, entry: Logged) -> bool:
+    def is_in_doubt(self, entry: FeedEntry) -> bool:
         """Whether an entry that is held waits for a feed that is not followed, and that the reader may have had."""
         return entry.handed is not None and entry.handed.peer not in self.positions
 
-    def had(self, entry: Logged) -> None:
+    def had(self, entry: FeedEntry) -> None:
         """Take note that no feed leads to the former owner whom a held entry names: the reader has had all of it."""
         handed = entry.handed
         assert handed is not None, "no entry is held but an OWN"
@@ -132,7 +132,7 @@ class Plan:
         else:
             self._given[handed.peer] = handed.peer_seq
 
-    def goes_on_at(self, entry: Logged, partition: PartitionId) -> Follow | None:
+    def goes_on_at(self, entry: FeedEntry, partition: PartitionId) -> Follow | None:
         """A feed that has to be followed from now on, because of a range that goes there. The entry is `partition`'s,
         and none that the reader has had for certain."""
         handed = entry.handed
@@ -147,7 +147,7 @@ class Plan:
             return None
         return Follow(handed.peer, NEW)
 
-    def is_over(self, entry: Logged) -> bool:
+    def is_over(self, entry: FeedEntry) -> bool:
         """Whether what follows in this feed does not matter: the one key has gone elsewhere."""
         handed = entry.handed
         return self._gives_away(handed) if handed is not None else False

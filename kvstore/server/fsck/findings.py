@@ -341,9 +341,9 @@ class Sequences:
 def _raised_to(entry: entries.Entry) -> int:
     """The sequence behind which the log goes on, if the entry says one: who gets a range goes on behind its source.
     Raises Corrupted."""
-    if entry.kinds != bytes((entries.Kind.OWN,)):
+    if entry.kinds != bytes((entries.EntryKind.OWN,)):
         return 0
-    record = move_records.decode(entries.Kind.OWN, entry.control)
+    record = move_records.decode(entries.EntryKind.OWN, entry.control)
     return record.seq if isinstance(record, move_records.Own) else 0
 
 

@@ -18,9 +18,9 @@ from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp, Overloaded, S
 from kvstore.partition.leading.batch_delay import STARVED_FULL
 from kvstore.partition.state.engine import ViewClosed
 from kvstore.partition.state.pinned_scan import PinnedScan
-from kvstore.partition.state.pinned_views import Held
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.pinned_views import PinnedView
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.hashing import TOKENS
 from kvstore.rpc.calls import Few, check_cluster
@@ -43,7 +43,7 @@ class DataSource(PinsSource, Protocol):
 
     cluster: str
 
-    def state_of(self, partition: PartitionId) -> State | None:
+    def state_of(self, partition: PartitionId) -> ReplicaState | None:
         """The state of the replica here."""
         ...
 
@@ -130,7 +130,7 @@ class Data(data_pb2_grpc.DataServicer):
             await asyncio.sleep(REST_S)
         return is_ready
 
-    async def _held(self, request: data_pb2.ReadPinnedRequest) -> tuple[Held, State]:
+    async def _held(self, request: data_pb2.ReadPinnedRequest) -> tuple[PinnedView, ReplicaState]:
         """The state that was pinned, once the replica here has come there."""
         partition = PartitionId(request.partition)
         position = Position(LedgerId(request.ledger), EntryId(request.entry))
@@ -148,13 +148,13 @@ class Data(data_pb2_grpc.DataServicer):
             await asyncio.sleep(LOOK_S)
 
 
-def _trust(state: State) -> None:
+def _trust(state: ReplicaState) -> None:
     """Raises NoSuchPin: another replica is asked."""
     if state.is_suspect:
         raise NoSuchPin(f"partition {state.partition}: the replica here may be damaged")
 
 
-def scan_of(held: Held, request: data_pb2.ReadPinnedRequest) -> PinnedScan:
+def scan_of(held: PinnedView, request: data_pb2.ReadPinnedRequest) -> PinnedScan:
     """The scan that is asked for. Raises InvalidRequest."""
     first = request.first_token if request.HasField("first_token") else 0
     last = request.last_token if request.HasField("last_token") else TOKENS - 1
@@ -164,7 +164,7 @@ def scan_of(held: Held, request: data_pb2.ReadPinnedRequest) -> PinnedScan:
         raise InvalidRequest(f"want a page's `last` as `after`, got {request.after[:16].hex()}")
     return PinnedScan(
         held,
-        Span(first, last),
+        TokenSpan(first, last),
         start=request.start,
         end=request.end,
         after=request.after,

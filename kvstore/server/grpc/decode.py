@@ -10,7 +10,7 @@ from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, CLIENT_BYTES, KEY_BYT
 from kvstore.partition.state.commands import Code, Level, Op, RequestId
 from kvstore.partition.state.operations import size_of
 from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS, check_options
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.ring.hashing import TOKENS
 
 OPERATIONS_MAX = 8_192
@@ -27,7 +27,7 @@ _NO_OPTIONS = kv_pb2.Options()
 _LEVELS = frozenset(int(level) for level in Level)
 
 
-def ops_of(lane: kv_pb2.Lane | brief.Lane) -> list[Op | StoreError]:
+def ops_of(lane: kv_pb2.Lane | compact.CompactLane) -> list[Op | StoreError]:
     """The lane's operations, or why one cannot be done. Raises InvalidRequest if the columns do not fit each other."""
     codes, keys = list(lane.codes), list(lane.keys)
     count = len(codes)

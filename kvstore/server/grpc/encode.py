@@ -8,7 +8,7 @@ from typing import Any
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
 from kvstore.partition.state.traits import READS, VERSIONED
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.rpc.status import describe
 
@@ -55,11 +55,11 @@ class Columns:
         failed = sum(len(each.numbers) for each in self.failures.values())
         return len(self.numbers) + len(self.found) + len(self.absent) + len(self.results) + failed
 
-    def brief_or_message(self) -> brief.Answers[Record] | kv_pb2.Answers:
+    def brief_or_message(self) -> compact.CompactAnswers[Record] | kv_pb2.Answers:
         """The columns as streams without gRPC have them."""
         if self.results or self.failures:
             return self.message()
-        return brief.Answers(0, [], self.numbers, self.versions, self.found, self.records, self.absent)
+        return compact.CompactAnswers(0, [], self.numbers, self.versions, self.found, self.records, self.absent)
 
     def message(self) -> kv_pb2.Answers:
         """The columns as they are sent."""

@@ -20,7 +20,7 @@ from kvstore.limits import BATCH_OPS_MAX, KEY_BYTES_MAX
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Record, Result, Sink
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.traits import KEYLESS, READS
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.rpc.channels import timeout_s
 from kvstore.server.grpc.batch_budget import BatchBudget, read_bytes
 from kvstore.server.grpc.decode import NUMBER_MAX, OPERATIONS_MAX, check_numbers, ops_of
@@ -50,7 +50,7 @@ NOW_MAX = 1_024
 """Reads of a lane that are answered at once; each has little to tell."""
 SWEEP_S = 0.05
 """How often lanes are looked for whose time is over."""
-Lane = kv_pb2.Lane | brief.Lane
+Lane = kv_pb2.Lane | compact.CompactLane
 _FULL = Overloaded("the answers that wait to be sent are too large; ask again")
 _NO_OP: Op = (0,)
 _BATCH, _GET, _PUT, _DELETE = int(Code.BATCH), int(Code.GET), int(Code.PUT), int(Code.DELETE)
@@ -113,7 +113,7 @@ class Session:
         self._finished = False
         self.closed = False
 
-    def accept(self, frame: kv_pb2.Frame | brief.Frame) -> None:
+    def accept(self, frame: kv_pb2.Frame | compact.CompactFrame) -> None:
         """Hand a frame's operations over. What is malformed is answered so; the stream lives. Raises InvalidRequest
         where its operations' numbers are too large for an answer, or it has more than can be begun in one turn of the
         loop; nothing of the frame is handed over then."""
@@ -144,7 +144,7 @@ class Session:
         """Hand what comes from now on to another backend: what the client may do has changed."""
         self._backend = backend
 
-    def answer_now(self, frame: brief.Frame) -> brief.Answers[Record] | None:
+    def answer_now(self, frame: compact.CompactFrame) -> compact.CompactAnswers[Record] | None:
         """The answers to a frame of linearizable GETs of one lane, if nothing is under way here and they take no more
         than a look; else None, and the frame has to be accepted."""
         lanes, version = frame.lanes, frame.ring_version
@@ -161,8 +161,8 @@ class Session:
         if not isinstance(rows, list):
             return None
         self._took.add(0.0)
-        progress = [brief.Progress(lane.partition, sequence, time_ms)]
-        answers: brief.Answers[Record] = brief.Answers(version, progress, [], [], [], [], [])
+        progress = [compact.CompactProgress(lane.partition, sequence, time_ms)]
+        answers: compact.CompactAnswers[Record] = compact.CompactAnswers(version, progress, [], [], [], [], [])
         for place, row in enumerate(rows, number):
             if row is None:
                 answers.absent.append(place)
@@ -171,7 +171,7 @@ class Session:
                 answers.records.append(record_of(row))
         return answers
 
-    def _rows_now(self, lane: brief.Lane) -> list[bytes | None] | NotNow:
+    def _rows_now(self, lane: compact.CompactLane) -> list[bytes | None] | NotNow:
         """The rows of a lane's keys, if it has nothing but GETs."""
         keys, count = lane.keys, len(lane.keys)
         lengths = set(map(len, keys))
@@ -313,7 +313,7 @@ class Session:
             yield answers
         self._room.set()
 
-    def take_brief(self) -> kv_pb2.Answers | brief.Answers[Record] | None:
+    def take_brief(self) -> kv_pb2.Answers | compact.CompactAnswers[Record] | None:
         """The next message, for streams without gRPC; None if nothing has gathered."""
         if not self._outbox.count:
             return None
@@ -323,7 +323,7 @@ class Session:
         if isinstance(answers, kv_pb2.Answers):
             answers.progress.extend(starmap(_progress_message, stands))
         else:
-            answers.progress = [brief.Progress(*each) for each in stands]
+            answers.progress = [compact.CompactProgress(*each) for each in stands]
         return answers
 
     def _take(self) -> tuple[Columns, list[tuple[str, int, int]]]:

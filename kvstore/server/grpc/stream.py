@@ -11,10 +11,10 @@ from msgspec import MsgspecError
 
 from kvstore.env import Stream, StreamHandler
 from kvstore.errors import InvalidRequest
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.session_stream import (
-    BRIEF,
+    COMPACT,
     PROTOBUF,
     WELCOME,
     WORD,
@@ -225,19 +225,19 @@ class SessionStream:
         """Raises DecodeError, MsgspecError, or InvalidRequest."""
         session = self._session
         kind = body[0] if body else 0
-        if kind == BRIEF:
-            few = brief.decode_frame(memoryview(body)[1:])
+        if kind == COMPACT:
+            few = compact.decode_frame(memoryview(body)[1:])
             answers = session.answer_now(few)
             if answers is not None:
                 self._stream.write(message_of(answers))
             elif few.lanes:
                 session.accept(few)
             else:
-                self._stream.write(message_of(brief.Answers(few.ring_version, [], [], [], [], [], [])))
+                self._stream.write(message_of(compact.CompactAnswers(few.ring_version, [], [], [], [], [], [])))
         elif kind == PROTOBUF:
             session.accept(kv_pb2.Frame.FromString(body[1:]))
         else:
-            raise InvalidRequest(f"want a message of kind {BRIEF} or {PROTOBUF}, got {kind}")
+            raise InvalidRequest(f"want a message of kind {COMPACT} or {PROTOBUF}, got {kind}")
 
     def _pause(self, rest: list[bytes]) -> None:
         self._waiting = rest
@@ -250,7 +250,7 @@ class SessionStream:
         if session.closed:
             return
         while self._may_write and (answers := session.take_brief()) is not None:
-            if isinstance(answers, brief.Answers):
+            if isinstance(answers, compact.CompactAnswers):
                 self._stream.write(message_of(answers))
             else:
                 self._stream.write(protobuf_message_of(answers))

@@ -18,7 +18,7 @@ from kvstore.env import Stream
 from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
 from kvstore.errors import Moved, NotLeader, NotYetRaised, OutcomeUnknown, Unavailable
-from kvstore.partition.leading.answers import Answers
+from kvstore.partition.leading.answers import ResultDelivery
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.traits import READS, SINCE, version_of
 from kvstore.server.peer import frames
@@ -93,7 +93,7 @@ class Link:
         """At least the bytes of the frame that is taken next."""
         self._results = 0
         """How many frames of results have come."""
-        self._answers = Answers()
+        self._answers = ResultDelivery()
         self._sweeps: deque[tuple[float, int]] = deque()
         """The time of each sweep, and the last number that was under way then."""
         self._calls = Calls(server, self._write, self.flight.next_number)

@@ -14,7 +14,7 @@ from typing import assert_never
 from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader
 from kvstore.namespaces.rates import Rates
-from kvstore.partition.leading.answers import Soon
+from kvstore.partition.leading.answers import NextTurnDelivery
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS
 from kvstore.ring.hashing import token_of, tokens_of
@@ -50,7 +50,7 @@ class Dispatcher:
         )
         self._held_keys = self._router.redirects.keys
         self._timer: asyncio.TimerHandle | None = None
-        self._fail_later = Soon().give
+        self._fail_later = NextTurnDelivery().give
         self._forget = membership.on_topology(self._on_topology)
         self._progress: dict[PartitionId, tuple[int, int]] = {}
         self._now = env.clock.now

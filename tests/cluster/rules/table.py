@@ -81,7 +81,7 @@ RULES = (
     ),
     Rule(
         "An append leaves a value of at most 1 MiB",
-        redis=Ask("APPEND k <1,048,576 bytes>", "ERR want a value of at most 1048576 bytes, got 1048595"),
+        redis=Ask("APPEND k <1,048,576 bytes>", "ERR expected a value of at most 1048576 bytes, got 1048595"),
         grpc=Ask('Batch(operations=[Operation(code=APPEND, key=b"k", value=b"<1,048,576 bytes>")])', INVALID),
         http=Ask("POST /v1/append/k | <1,048,576 bytes>", BAD),
         python=python('append(b"k", b"<1,048,576 bytes>")'),

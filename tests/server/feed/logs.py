@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.errors import BookieError, NoSuchLedger
 from kvstore.partition.state import move_records
-from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Kind, control
+from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, EntryKind, control
 from kvstore.partition.state.move_records import MoveRecord, Own
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING, LedgerList, Listed, LogEnd
@@ -99,7 +99,7 @@ class MemoryLog:
         return self._append(entry)
 
     def empty(self) -> None:
-        self._append(control(self.partition, 1, self.seq + 1, self.time_ms, Kind.EMPTY))
+        self._append(control(self.partition, 1, self.seq + 1, self.time_ms, EntryKind.EMPTY))
 
     def _append(self, entry: Entry) -> Position:
         self._entry += 1

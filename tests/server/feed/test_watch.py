@@ -14,7 +14,7 @@ from kvstore.client import ClientConfig
 from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, PositionTrimmed, Unavailable
 from kvstore.partition.state.changes import Interest
 from kvstore.partition.state.move_records import Own, Release
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.hashing import token_of
 from kvstore.server.feed import feeds, watch
 from kvstore.server.feed import tail as feed_tail
@@ -345,7 +345,7 @@ async def test_a_watch_is_woken_by_what_comes_after_its_log_could_not_be_read(
 def handed(world: World, key: bytes, *, seq: int) -> tuple[Release, Own]:
     """The range of a key goes from p1 to p2."""
     token = token_of(key)
-    span = Span(token, token)
+    span = TokenSpan(token, token)
     return Release(1, AT, 1, P2, span), Own(1, AT, AT, seq, world.logs["p1"].time_ms, P1, span)
 
 
@@ -397,7 +397,7 @@ async def test_one_key_is_found_again_by_who_was_away_while_it_moved(world: Worl
     release, own = handed(world, key, seq=2)
     old.record(release)
     old.put((b"another", b""))
-    old.record(Release(2, AT, 0, P2, Span(0, 0)))
+    old.record(Release(2, AT, 0, P2, TokenSpan(0, 0)))
     new.record(own)
     new.put((key, b"3"))
     following = await world.watch(Interest(key, key + b"\0"), of=key, after={"p1": after})

@@ -1,6 +1,6 @@
 """What a check of the whole cluster must notice."""
 
-from kvstore.partition.state.entry import Entry, Kind, control
+from kvstore.partition.state.entry import Entry, EntryKind, control
 from kvstore.partition.state.move_records import Own, encode
 from kvstore.server.fsck.findings import (
     START_BOOKIES,
@@ -130,7 +130,7 @@ def test_a_log_without_gaps_is_sound_also_over_control_records() -> None:
     report = Report()
     log = Sequences(report, P)
     log.begin(1, exact=True)
-    for payload in (control(P, 1, 1, 1, Kind.EPOCH_START).encode(), puts(1, 3), puts(4, 1)):
+    for payload in (control(P, 1, 1, 1, EntryKind.EPOCH_START).encode(), puts(1, 3), puts(4, 1)):
         log.add("ledger", EntryId(0), payload)
     log.begin(5, exact=True)
     log.add("ledger", EntryId(3), puts(5, 2, epoch=2))
@@ -143,7 +143,7 @@ def test_sequences_jump_only_where_a_range_is_owned_behind_its_source() -> None:
         report = Report()
         log = Sequences(report, P)
         log.add("ledger", EntryId(0), puts(1, 2))
-        log.add("ledger", EntryId(1), control(P, 1, 3, 1, Kind.OWN, said).encode())
+        log.add("ledger", EntryId(1), control(P, 1, 3, 1, EntryKind.OWN, said).encode())
         log.add("ledger", EntryId(2), puts(after, 1))
         assert report.errors == errors, (said, after)
 

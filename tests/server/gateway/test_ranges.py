@@ -253,4 +253,4 @@ async def test_a_cursor_alone_knows_its_range_but_deletes_nothing(world: World) 
     spoiled = first["next"][:-1] + ("A" if first["next"][-1] != "A" else "B")
     for cursor in (spoiled, "YTI", "%2B"):
         answer = await world.ask("GET", f"/v1/keys?prefix=a&cursor={cursor}")
-        assert (answer.status, "want a page token" in answer.json["message"]) == (400, True)
+        assert (answer.status, "expected a page token" in answer.json["message"]) == (400, True)

@@ -18,10 +18,10 @@ from kvstore.env.ports import Env
 from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp
 from kvstore.partition.state import move_records, pinned_scan
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind, control
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.entry import EntryKind, control
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.pinned_scan import PinnedScan
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import columns_of, rows_of
 from kvstore.rpc import calls
@@ -46,12 +46,12 @@ class OneReplica:
         self.writer = Writer(1)
         self.state = state_over(MemoryEngine())
 
-    def state_of(self, partition: PartitionId) -> State | None:
+    def state_of(self, partition: PartitionId) -> ReplicaState | None:
         return self.state if partition == P1 else None
 
     def mark(self, pin: str, deadline_ms: int = FOREVER_MS, *, apply: bool = True) -> Position:
-        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, Kind.MARK)
-        entry.control = move_records.encode(Mark(pin, deadline_ms, bool(deadline_ms)))
+        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, EntryKind.MARK)
+        entry.control = move_records.encode(MarkRecord(pin, deadline_ms, bool(deadline_ms)))
         position = self.writer.add(entry).position
         if apply:
             self.catch_up()

@@ -16,7 +16,7 @@ from kvstore.client.core.operation import Operation
 from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.errors import InvalidRequest
 from kvstore.limits import CLIENT_BYTES, VALUE_BYTES_MAX
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.grpc.batch_budget import BatchBudget
 from kvstore.server.grpc.session import Session, Unsent
@@ -193,19 +193,19 @@ async def test_a_lane_that_took_long_is_in_the_slow_log_with_the_first_key_and_t
         assert (found.partition, found.operations) == ("p1", 2)
 
 
-def puts(count: int, ring_version: int = 0, timeout_ms: int = 0, value_bytes: int = 10) -> brief.Frame:
+def puts(count: int, ring_version: int = 0, timeout_ms: int = 0, value_bytes: int = 10) -> compact.CompactFrame:
     keys, client = [b"key-%d" % (number % 7) for number in range(count)], bytes(CLIENT_BYTES)
-    lane = brief.Lane("p1", 1, [kv_pb2.PUT] * count, keys, sequences=list(range(1, count + 1)))
+    lane = compact.CompactLane("p1", 1, [kv_pb2.PUT] * count, keys, sequences=list(range(1, count + 1)))
     lane.values = [bytes(value_bytes)] * count
     lane.client, lane.first_unacknowledged, lane.seen_ms = client, 1, time.time_ns() // 1_000_000
-    return brief.Frame(ring_version, timeout_ms, [lane])
+    return compact.CompactFrame(ring_version, timeout_ms, [lane])
 
 
-async def answers_to(session: Session, frame: brief.Frame) -> list[tuple[int, int]]:
+async def answers_to(session: Session, frame: compact.CompactFrame) -> list[tuple[int, int]]:
     session.accept(frame)
     await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
     answers = session.take_brief()
-    assert isinstance(answers, brief.Answers)
+    assert isinstance(answers, compact.CompactAnswers)
     return list(zip(answers.numbers, answers.versions, strict=True))
 
 

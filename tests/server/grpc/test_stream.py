@@ -11,9 +11,9 @@ import pytest
 
 from kvstore.client.core.values import Item
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.proto.frames import FrameReader
-from kvstore.proto.session_stream import BRIEF, WELCOME, WORD, hello, message_of, protobuf_message_of
+from kvstore.proto.session_stream import COMPACT, WELCOME, WORD, hello, message_of, protobuf_message_of
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.config import Limits
 from kvstore.server.grpc import session as sessions
@@ -28,7 +28,7 @@ from tests.server.redis.door import Raw
 from tests.waiting import PATIENCE_S, wait_until
 
 GET, PUT, META = kv_pb2.GET, kv_pb2.PUT, kv_pb2.META
-_answers_of = brief.decoder_of_answers(Item)
+_answers_of = compact.decoder_of_answers(Item)
 
 
 class Wire:
@@ -44,7 +44,7 @@ class Wire:
         if data == WELCOME:
             return
         for body in self.frames.feed(data):
-            is_brief = body[0] == BRIEF
+            is_brief = body[0] == COMPACT
             self.answers.append(_answers_of(body[1:]) if is_brief else kv_pb2.Answers.FromString(body[1:]))
 
     def numbers(self) -> list[int]:
@@ -76,17 +76,17 @@ class Subject:
     def _leave(self) -> None:
         self.left += 1
 
-    def send(self, *frames: brief.Frame) -> None:
+    def send(self, *frames: compact.CompactFrame) -> None:
         self.stream.data_received(b"".join(map(message_of, frames)))
 
-    def put(self, number: int, *keys: bytes) -> brief.Frame:
+    def put(self, number: int, *keys: bytes) -> compact.CompactFrame:
         partition = self.partition_of(keys[0])
-        lane = brief.Lane(partition, number, [PUT] * len(keys), list(keys), values=[b"v"] * len(keys))
-        return brief.Frame(self.ring_version, 0, [lane])
+        lane = compact.CompactLane(partition, number, [PUT] * len(keys), list(keys), values=[b"v"] * len(keys))
+        return compact.CompactFrame(self.ring_version, 0, [lane])
 
-    def get(self, number: int, *keys: bytes, token: int = 0) -> brief.Frame:
-        lane = brief.Lane(self.partition_of(keys[0]), number, [GET] * len(keys), list(keys), token=token)
-        return brief.Frame(self.ring_version, 0, [lane])
+    def get(self, number: int, *keys: bytes, token: int = 0) -> compact.CompactFrame:
+        lane = compact.CompactLane(self.partition_of(keys[0]), number, [GET] * len(keys), list(keys), token=token)
+        return compact.CompactFrame(self.ring_version, 0, [lane])
 
     def partition_of(self, key: bytes) -> str:
         return self.backend.topology.ring.partition_of(key)
@@ -207,7 +207,7 @@ async def test_a_get_behind_a_write_of_its_stream_does_not_overtake_it(subject: 
 
 
 async def test_an_empty_frame_is_a_sign_of_life(subject: Subject) -> None:
-    subject.send(brief.Frame(0, 0, []))
+    subject.send(compact.CompactFrame(0, 0, []))
     assert subject.wire.numbers() == []
     assert len(subject.wire.answers) == 1
 
@@ -272,12 +272,12 @@ def nonsense() -> Iterator[bytes]:
     yield b"\x00\x00\x00\x00"
     yield b"\xff\xff\xff\xff"
     yield (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big")
-    yield message_of(brief.Frame(0, 0, [brief.Lane("", 1 << 63, [GET], [b"k"])]))
+    yield message_of(compact.CompactFrame(0, 0, [compact.CompactLane("", 1 << 63, [GET], [b"k"])]))
 
 
 @pytest.mark.parametrize("data", list(nonsense()))
 async def test_what_is_no_message_ends_the_stream(subject: Subject, data: bytes) -> None:
-    subject.send(brief.Frame(0, 0, []))
+    subject.send(compact.CompactFrame(0, 0, []))
     subject.stream.data_received(data)
     assert subject.wire.is_aborted
     subject.send(subject.put(1, b"k"))
@@ -357,7 +357,7 @@ async def test_on_the_redis_port_a_stream_begins_with_its_command_and_counts_as_
             wrong.writer.write(hello("n2"))
             assert await wrong.read_line() == b"-ERR session: this is server n1\r\n"
             assert await client.ask(hello("n1"), WELCOME) == WELCOME
-            client.writer.write(message_of(brief.Frame(0, 0, [brief.Lane("", 1, [GET], [b"k"])])))
+            client.writer.write(message_of(compact.CompactFrame(0, 0, [compact.CompactLane("", 1, [GET], [b"k"])])))
             size = int.from_bytes(await client.read(4), "big")
             assert _answers_of((await client.read(size))[1:]).absent == [1]
             assert door.statistics()["resp_connections"] == 2
@@ -386,8 +386,8 @@ async def test_a_server_that_stops_answers_what_is_under_way_on_a_stream(
         for each in (client, idle):
             assert await each.ask(hello("n1"), WELCOME) == WELCOME
         backend.hold()
-        lane = brief.Lane(backend.topology.ring.partition_of(b"k"), 1, [PUT], [b"k"], values=[b"v"])
-        client.writer.write(message_of(brief.Frame(backend.topology.ring.routed, 0, [lane])))
+        lane = compact.CompactLane(backend.topology.ring.partition_of(b"k"), 1, [PUT], [b"k"], values=[b"v"])
+        client.writer.write(message_of(compact.CompactFrame(backend.topology.ring.routed, 0, [lane])))
 
         async def has_come() -> bool:
             return not all(each._session._open == 0 for each in owner._open)

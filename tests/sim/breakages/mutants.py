@@ -30,9 +30,9 @@ from kvstore.meta.history.verifier import Verifier
 from kvstore.os_errors import Meaning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.replica import Replica
-from kvstore.partition.election.retention import Retention
+from kvstore.partition.election.retention import LogRetention
 from kvstore.partition.election.role_machine import RoleMachine
-from kvstore.partition.election.trials import Trials
+from kvstore.partition.election.trials import Investigations
 from kvstore.partition.leading import evaluate, record_time
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.read_lease import ReadLease
@@ -40,8 +40,8 @@ from kvstore.partition.partition import Partition
 from kvstore.partition.state import rows
 from kvstore.partition.state.entry import NOTE, Entry
 from kvstore.partition.state.retry_table import RetryTable
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Export
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateExport
 from kvstore.proto.bookkeeper import Status
 from kvstore.server.clock import dates
 from kvstore.server.clock.dates import Heard, Judge
@@ -283,12 +283,12 @@ def _early_reads(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("trims what is applied, not what is synced", "kill_all", log__roll_entries=8, partition__flush_s=5.0)
 def _trim_applied(patch: pytest.MonkeyPatch) -> None:
-    floor = Retention.floor
+    floor = LogRetention.floor
 
     def applied(self: Any, replicas: Any, copies_min: int) -> Seq:
         return Seq(floor(self, replicas, copies_min) + 1_000_000)
 
-    patch.setattr(Retention, "floor", applied)
+    patch.setattr(LogRetention, "floor", applied)
 
 
 # ── partitions ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -301,7 +301,7 @@ def _no_retry_table(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("applied and shown before it is acknowledged", "kill_leader", "isolate", "cut_a_link")
 def _apply_early(patch: pytest.MonkeyPatch) -> None:
-    append, apply_decoded = Leader._append, State.apply_decoded
+    append, apply_decoded = Leader._append, ReplicaState.apply_decoded
 
     def append_and_apply(self: Any, made: Any, replies: Any, *arrived: Any) -> None:
         append(self, made, replies, *arrived)
@@ -314,12 +314,12 @@ def _apply_early(patch: pytest.MonkeyPatch) -> None:
             apply_decoded(self, position, entry, data_keys)
 
     patch.setattr(Leader, "_append", append_and_apply)
-    patch.setattr(State, "apply_decoded", apply_once)
+    patch.setattr(ReplicaState, "apply_decoded", apply_once)
 
 
 @mutant("the second of several entries that are applied together has no effect")
 def _left_out(patch: pytest.MonkeyPatch) -> None:
-    apply_run = State.apply_run
+    apply_run = ReplicaState.apply_run
 
     def forgetful(self: Any, run: Any) -> None:
         first, (at, entry), *others = run
@@ -327,7 +327,7 @@ def _left_out(patch: pytest.MonkeyPatch) -> None:
         nothing.keys, nothing.requests = entry.keys, entry.requests
         apply_run(self, [first, (at, nothing), *others])
 
-    patch.setattr(State, "apply_run", forgetful)
+    patch.setattr(ReplicaState, "apply_run", forgetful)
 
 
 @mutant("a leader reads without a lease", story=acks_under_way, lease_ms=500)
@@ -396,14 +396,14 @@ def _torn_batch(patch: pytest.MonkeyPatch) -> None:
 # docs/protocol.md P16
 @mutant("a snapshot carries no request ids", story=retry_after_a_snapshot, roll_entries=4, lead_back_s=100.0)
 def _no_request_ids(patch: pytest.MonkeyPatch) -> None:
-    begin = Export.__init__
+    begin = StateExport.__init__
 
-    def without(self: Any, state: State) -> None:
+    def without(self: Any, state: ReplicaState) -> None:
         begin(self, state)
         given = self._rows
         self._rows = (each for each in given if not each[0].startswith(rows.ALL_RETRY[0]))
 
-    patch.setattr(Export, "__init__", without)
+    patch.setattr(StateExport, "__init__", without)
 
 
 # docs/protocol.md P26
@@ -420,7 +420,7 @@ def _prepared_at_once(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("an outvoted leader stays", story=leader_is_damaged, lead_back_s=100.0, check_every=5)
 def _outvoted_stays(patch: pytest.MonkeyPatch) -> None:
-    answer = Trials.answer
+    answer = Investigations.answer
 
     def deaf(self: Any, server: ServerId, body: bytes) -> bytes:
         before = self.trial.since
@@ -428,7 +428,7 @@ def _outvoted_stays(patch: pytest.MonkeyPatch) -> None:
         self.trial.since = before
         return said
 
-    patch.setattr(Trials, "answer", deaf)
+    patch.setattr(Investigations, "answer", deaf)
 
 
 @mutant("a failed replica stands", story=all_differ, lead_back_s=100.0, check_every=5)

@@ -22,7 +22,7 @@ from kvstore.partition.election.replica import Replica
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.partition import Partition
 from kvstore.partition.state.retry_table import RetryTable
-from kvstore.partition.state.transfer import Import
+from kvstore.partition.state.transfer import StateImport
 from kvstore.server.routing.router import Router
 from kvstore.wal import opener
 from kvstore.wal.copies.copying import Copying
@@ -83,7 +83,7 @@ ROADS: dict[str, Road] = {
         opener._Run, "_replace", faults=("kill_leader", "isolate", "cut_a_link"), hints={"nodes": 5}
     ),
     "a snapshot is installed": Road(
-        Import, "add", _is_true, ("wipe", "isolate"), {"log.roll_entries": 3, "partition.retention_ms": 0}
+        StateImport, "add", _is_true, ("wipe", "isolate"), {"log.roll_entries": 3, "partition.retention_ms": 0}
     ),
     "a request is too old": Road(RetryTable, "find", _is_expired, ZOMBIES, {"partition.retry_window_ms": 4000}),
     "an orphan is swept": Road(

@@ -1,5 +1,5 @@
-"""The form that nearly all frames and answers of a session stream have, MessagePack: a sixth of the cost of protobuf in
-Python. The fields are those of kv.proto, under the same names, so that who reads one of them reads the other.
+"""The compact form of nearly all frames and answers of a session stream, in MessagePack, which costs a sixth of
+protobuf in Python. The fields are those of kv.proto, with the same names, so that readers can treat both alike.
 
     frame   := [ring_version, timeout_ms, [lane …]]
     lane    := [partition, first, [code …], [key …], level, token, [value …], [sequence …], client,
@@ -8,7 +8,7 @@ Python. The fields are those of kv.proto, under the same names, so that who read
                 [absent …]]
     record  := [value, version, created, written_ms, expires_ms]
 
-What needs options, results or failures goes as protobuf. Golden bytes are in its test.
+Messages with options, results or failures are sent as protobuf. The test of this module has golden bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Count = Annotated[int, Meta(ge=0)]
 _OPERATION_BYTES = 16
 
 
-class Lane(Struct, array_like=True, forbid_unknown_fields=True):
+class CompactLane(Struct, array_like=True, forbid_unknown_fields=True):
     """The operations of a frame that go to one partition under one identity."""
 
     partition: str
@@ -42,31 +42,31 @@ class Lane(Struct, array_like=True, forbid_unknown_fields=True):
     options: ClassVar[tuple[()]] = ()
 
     def ByteSize(self) -> int:  # protobuf's name for it
-        """About what it takes."""
+        """Return the approximate size in bytes."""
         return sum(map(len, self.keys)) + sum(map(len, self.values)) + _OPERATION_BYTES * len(self.codes)
 
 
-class Frame(Struct, array_like=True, forbid_unknown_fields=True):
+class CompactFrame(Struct, array_like=True, forbid_unknown_fields=True):
     """Operations in columns."""
 
     ring_version: _Count
     timeout_ms: _Count
-    lanes: list[Lane]
+    lanes: list[CompactLane]
 
 
-class Progress(Struct, array_like=True, forbid_unknown_fields=True):
-    """How far a partition has come."""
+class CompactProgress(Struct, array_like=True, forbid_unknown_fields=True):
+    """How far a partition has applied its log."""
 
     partition: str
     sequence: _Count
     time_ms: _Count
 
 
-class Answers(Struct, Generic[R], array_like=True, forbid_unknown_fields=True):
-    """Every operation's number comes exactly once, in one of `numbers`, `found` and `absent`."""
+class CompactAnswers(Struct, Generic[R], array_like=True, forbid_unknown_fields=True):
+    """The answers to operations. Every operation's number occurs exactly once, in `numbers`, `found` or `absent`."""
 
     ring_version: _Count
-    progress: list[Progress]
+    progress: list[CompactProgress]
     numbers: list[_Count]
     versions: list[_Count]
     found: list[_Count]
@@ -75,10 +75,10 @@ class Answers(Struct, Generic[R], array_like=True, forbid_unknown_fields=True):
 
 
 encode = Encoder().encode
-decode_frame = Decoder(Frame).decode
-"""Raises msgspec.MsgspecError."""
+decode_frame = Decoder(CompactFrame).decode
+"""Decode a frame. Raises msgspec.MsgspecError."""
 
 
 def decoder_of_answers(record: type[R]) -> Any:
-    """Make a function that decodes Answers whose records become `record`; it raises msgspec.MsgspecError."""
-    return Decoder(Answers[record]).decode  # type: ignore[valid-type]
+    """Make a function that decodes answers whose records become `record`. The function raises msgspec.MsgspecError."""
+    return Decoder(CompactAnswers[record]).decode  # type: ignore[valid-type]
