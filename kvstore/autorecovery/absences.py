@@ -16,7 +16,7 @@ GAP_S = 30.0
 looks every ten seconds."""
 
 
-class Absences:
+class BookieAbsences:
     """A record of what one auditor has seen of who is away, since it took office or auto-recovery was switched on."""
 
     def __init__(self) -> None:

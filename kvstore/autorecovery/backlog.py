@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from kvstore.autorecovery.mending import Past
+from kvstore.autorecovery.repair_machine import AttemptHistory
 from kvstore.types import LedgerId
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ that come and go all the time."""
 
 @dataclass(slots=True)
 class _Known:
-    past: Past = field(default_factory=Past)
+    past: AttemptHistory = field(default_factory=AttemptHistory)
     again_at: float = 0.0
     not_before: float = 0.0
     """Whatever happens meanwhile."""
@@ -90,7 +90,7 @@ class Backlog:
         self._random.shuffle(self._drawn)
         return self._drawn
 
-    def past(self, ledger: LedgerId) -> Past:
+    def past(self, ledger: LedgerId) -> AttemptHistory:
         """Return what earlier attempts have left."""
         known = self._known.get(ledger)
         if known is None:

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from kvstore.autorecovery.auditor_role import AuditorRole
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.autorecovery.office import Office
+from kvstore.autorecovery.traversal import every_ledger
 from kvstore.autorecovery.verdicts import is_due, last_to_check
-from kvstore.autorecovery.walk import every_ledger
 from kvstore.env import Env
 from kvstore.errors import LedgerError, StoreError, UndecodableNode
 from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
@@ -32,7 +32,7 @@ class Checks:
 
     def __init__(
         self,
-        office: Office,
+        role: AuditorRole,
         settings: RecoverySettings,
         config: AutorecoveryConfig,
         env: Env,
@@ -40,7 +40,7 @@ class Checks:
         bookies: BookieClient,
         choice: BookieChoice,
     ) -> None:
-        self._office, self._settings, self._config, self._env = office, settings, config, env
+        self._role, self._settings, self._config, self._env = role, settings, config, env
         self._bookies, self._choice = bookies, choice
         self._checked = 0
         self._unanswered = 0
@@ -56,7 +56,7 @@ class Checks:
             await self._try(CheckKind.ENTRIES, "entries", self._config.check_interval_s, self._lacking)
 
     async def _try(self, kind: CheckKind, why: str, interval_s: float, verdict: Verdict) -> None:
-        if not interval_s or not self._office.may_act:
+        if not interval_s or not self._role.may_act:
             return
         try:
             if is_due(await self._checked_ms(kind), self._env.clock.wall_ms(), interval_s):
@@ -74,12 +74,12 @@ class Checks:
 
     async def _check(self, why: str, verdict: Verdict) -> None:
         """Look at every ledger once, and mark those that are not as they should be."""
-        marked = self._office.marked[why]
-        async for metadata in every_ledger(self._office.ledgers, self._office.go_on):
+        marked = self._role.marked[why]
+        async for metadata in every_ledger(self._role.ledgers, self._role.ensure_may_act):
             if missing := await verdict(metadata):
-                await self._office.mark(metadata.ledger, missing, why)
-        self._office.go_on()
-        log.info("every ledger is checked for %s: %d marked", why, self._office.marked[why] - marked)
+                await self._role.mark(metadata.ledger, missing, why)
+        self._role.ensure_may_act()
+        log.info("every ledger is checked for %s: %d marked", why, self._role.marked[why] - marked)
 
     # docs/protocol.md A8
     async def _misplaced(self, metadata: LedgerMetadata) -> list[BookieId]:

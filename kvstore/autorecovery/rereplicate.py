@@ -1,7 +1,7 @@
 """Makes copies where they are missing, when an operator asks: gives a lost bookie's place in closed ledgers to others,
 and reads what one bookie holds.
 
-The copying is that of auto-recovery (kvstore.autorecovery): each ledger is marked, locked and mended as a worker would,
+The copying is that of auto-recovery: each ledger is marked, locked and repaired as a worker would,
 but at once, and whoever asked learns what became of it. Open ledgers are left to their writers, which alone may change
 their ensembles (docs/protocol.md, W11).
 """
@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from kvstore.autorecovery.mender import Mended, Mender
-from kvstore.autorecovery.mending import NO_SPARE as NO_SPARE
-from kvstore.autorecovery.mending import Past
+from kvstore.autorecovery.repair_machine import AttemptHistory
+from kvstore.autorecovery.repairer import LedgerRepairer, RepairOutcome
 from kvstore.env import Env
 from kvstore.errors import (
     LedgerError,
@@ -34,11 +33,10 @@ from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
-from kvstore.wal.bookies import Bookies
-from kvstore.wal.choice import BookieChoice
-from kvstore.wal.choice import BookieView as RegisteredView
+from kvstore.wal.bookies import BookieClients
+from kvstore.wal.choice import BookieChoice, BookieRegistrations
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import owner_of
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
@@ -62,7 +60,7 @@ BYTES_PER_S = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ReplacementOutcome:
     """The outcome for one ledger that named the bookie."""
 
     ledger: LedgerId
@@ -77,7 +75,7 @@ class Rereplicator:
     read."""
 
     def __init__(
-        self, env: Env, store: MetadataStore, view: RegisteredView, bookies: BookieClient, progress: Progress
+        self, env: Env, store: MetadataStore, view: BookieRegistrations, bookies: BookieClient, progress: Progress
     ) -> None:
         self._env, self._view, self._bookies, self._progress = env, view, bookies, progress
         self._ledgers = LedgerStore(store)
@@ -86,9 +84,9 @@ class Rereplicator:
         self._registered = RegistrationClient(store)
         self._choice = BookieChoice(view, store, clock=env.clock, random=env.random)
         self._marks = Underreplication(store)
-        self._pace = Pace(env.clock, BYTES_PER_S)
+        self._pace = CopyPace(env.clock, BYTES_PER_S)
         ports = LedgerPorts(env.clock, bookies, self._ledgers, self._choice)
-        self._mender = Mender(
+        self._repairer = LedgerRepairer(
             ports,
             store,
             env.nursery,
@@ -126,18 +124,18 @@ class Rereplicator:
                 found[ledger] = metadata
         return found
 
-    async def replace(self, bookie: BookieId) -> list[Moved]:
+    async def replace(self, bookie: BookieId) -> list[ReplacementOutcome]:
         """Give the bookie's place in every ledger to others. Returns what became of each, blocked ones included."""
         moved = []
         named = await self.named(bookie)
-        moved += [Moved(ledger, 0, UNREADABLE) for ledger in self.undecodable]
+        moved += [ReplacementOutcome(ledger, 0, UNREADABLE) for ledger in self.undecodable]
         for ledger in sorted(named):
             try:
                 moved.append(await self._replace_in(ledger, bookie))
             except NoSuchLedger:
                 continue  # trimmed meanwhile
             except (LedgerError, MetadataError) as error:
-                moved.append(Moved(ledger, 0, f"{type(error).__name__}: {error}"))
+                moved.append(ReplacementOutcome(ledger, 0, f"{type(error).__name__}: {error}"))
         return moved
 
     async def forget(self, bookie: BookieId) -> None:
@@ -169,31 +167,33 @@ class Rereplicator:
     async def _is_passed_over(self, metadata: LedgerMetadata) -> bool:
         return metadata.state is not LedgerState.CLOSED and await self._was_passed_over(metadata)
 
-    async def _replace_in(self, ledger: LedgerId, bookie: BookieId) -> Moved:
+    async def _replace_in(self, ledger: LedgerId, bookie: BookieId) -> ReplacementOutcome:
         metadata, _ = await self._ledgers.read_latest(ledger)
         if metadata.state is not LedgerState.CLOSED:
-            return Moved(ledger, 0, "" if await self._is_passed_over(metadata) else STILL_OPEN)
+            return ReplacementOutcome(ledger, 0, "" if await self._is_passed_over(metadata) else STILL_OPEN)
         for _ in range(BUSY_LOOKS_MAX):
             await self._marks.mark(ledger, [bookie], self._env.clock.date_ms())
             lock = await self._marks.lock(ledger, WORKER)
-            mended = await self._mend(lock) if lock is not None else None
+            outcome = await self._repair(lock) if lock is not None else None
             still, _ = await self._ledgers.read_latest(ledger)
-            copied = mended.copied if mended is not None else 0
+            copied = outcome.copied if outcome is not None else 0
             if bookie not in bookies_of(still):
-                return Moved(ledger, copied, "")
-            if mended is not None:
-                return Moved(ledger, copied, mended.reason or BACK)
+                return ReplacementOutcome(ledger, copied, "")
+            if outcome is not None:
+                return ReplacementOutcome(ledger, copied, outcome.reason or BACK)
             await asyncio.sleep(BUSY_LOOK_S)
-        return Moved(ledger, 0, BUSY)
+        return ReplacementOutcome(ledger, 0, BUSY)
 
-    async def _mend(self, lock: MarkLock) -> Mended:
+    async def _repair(self, lock: MarkLock) -> RepairOutcome:
         """Raises MetadataError; the lock then goes with the session."""
-        mended = await self._mender.mend(lock.mark.ledger, lock.mark.replicas, Past(), is_held=lambda: lock.is_held)
-        if mended.is_whole:
+        outcome = await self._repairer.repair(
+            lock.mark.ledger, lock.mark.replicas, AttemptHistory(), is_held=lambda: lock.is_held
+        )
+        if outcome.is_whole:
             await self._marks.mark_replicated(lock, lock.mark.version)
         else:
             await lock.release()
-        return mended
+        return outcome
 
     async def _was_passed_over(self, metadata: LedgerMetadata) -> bool:
         """Whether a ledger that is not closed was made for a log that has gone on without it: ids of a log rise, so it
@@ -251,13 +251,13 @@ class Rereplicator:
 
 
 @asynccontextmanager
-async def recopying(
+async def open_rereplicator(
     env: Env, store: MetadataStore, progress: Progress = lambda *_: None
 ) -> AsyncIterator[Rereplicator]:
     """A Rereplicator that knows the registered bookies, as long as it takes. Raises MetadataError."""
     view, nursery = BookieView(store), env.nursery.child("bookies")
     await view.start(nursery)
-    bookies = Bookies(env, view.address, cluster=await LayoutStore(store).instance_id())
+    bookies = BookieClients(env, view.address, cluster=await LayoutStore(store).instance_id())
     try:
         yield Rereplicator(env, store, view, bookies, progress)
     finally:

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from kvstore.autorecovery.backlog import Backlog
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.autorecovery.mender import Mender
-from kvstore.autorecovery.mending import AGAIN_S_MAX
+from kvstore.autorecovery.repair_machine import AGAIN_S_MAX
+from kvstore.autorecovery.repairer import LedgerRepairer
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
 from kvstore.errors import LedgerError, MetadataError, StoreError
@@ -23,7 +23,7 @@ from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
 from kvstore.types import LedgerId
-from kvstore.wal.copies.pace import GuardedPace, Pace
+from kvstore.wal.copies.pace import CopyPace, GuardedCopyPace
 from kvstore.wal.handle import LedgerPorts
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ LOOK_S = 10.0
 REST_S = 1.0
 """The least between two of them, unless somebody calls."""
 AT_ONCE_MAX = 4
-"""Ledgers mended at once: small ones wait for the metadata store and not for bookies."""
+"""Ledgers outcome at once: small ones wait for the metadata store and not for bookies."""
 HELD_S = 5.0
 """Until a ledger that another worker has is looked at again."""
 
@@ -47,22 +47,22 @@ class Worker:
         store: MetadataStore,
         ports: LedgerPorts,
         config: AutorecoveryConfig,
-        pace: Pace,
+        pace: CopyPace,
         *,
         name: str,
     ) -> None:
         self._env, self._ports, self._name = env, ports, name
         self._marks, self._settings = Underreplication(store), RecoverySettings(store)
         self._nursery = env.nursery.child("autorecovery")
-        self._pace, pace = pace, GuardedPace(pace, self._go_on)
-        self._mender = Mender(ports, store, self._nursery, pace, grace_s=config.open_ledger_grace_s)
+        self._pace, pace = pace, GuardedCopyPace(pace, self._ensure_enabled)
+        self._repairer = LedgerRepairer(ports, store, self._nursery, pace, grace_s=config.open_ledger_grace_s)
         self._backlog = Backlog(env.random)
         self._wake, self._switch = asyncio.Event(), asyncio.Event()
         self._is_enabled = True
-        self._mending: set[LedgerId] = set()
+        self._repairing: set[LedgerId] = set()
         self._unreleased: list[MarkLock] = []
         """Locks whose release was not confirmed."""
-        self._copied = self._copied_bytes = self._mended = self._failed = 0
+        self._copied = self._copied_bytes = self._repaired = self._failed = 0
 
     def start(self) -> None:
         self._nursery.spawn(self._run(), name="worker")
@@ -85,9 +85,9 @@ class Worker:
         return {
             "enabled": int(self._is_enabled),
             "ledgers_marked": self._backlog.marked,
-            "ledgers_mending": len(self._mending),
+            "ledgers_mending": len(self._repairing),
             "ledgers_unreadable": self._backlog.unreadable,
-            "ledgers_mended": self._mended,
+            "ledgers_mended": self._repaired,
             "attempts_failed": self._failed,
             "copies_made": self._copied,
             "copied_bytes": self._copied_bytes,
@@ -122,7 +122,7 @@ class Worker:
                 self._is_enabled = await self._settings.is_enabled()
             self.look()
 
-    def _go_on(self) -> None:
+    def _ensure_enabled(self) -> None:
         if not self._is_enabled:
             raise LedgerError("auto-recovery is switched off")
 
@@ -140,7 +140,7 @@ class Worker:
         async for ledger in self._marks.marked_ledgers():
             self._backlog.see(ledger, self._env.clock.now())
         waiting = deque(self._backlog.drawn())
-        tasks = [self._nursery.spawn(self._work(waiting), name="mend") for _ in range(min(AT_ONCE_MAX, len(waiting)))]
+        tasks = [self._nursery.spawn(self._work(waiting), name="repair") for _ in range(min(AT_ONCE_MAX, len(waiting)))]
         for task in tasks:
             await task
         if self._backlog.has_more:
@@ -156,10 +156,10 @@ class Worker:
                 if self._is_enabled:
                     await self._take(ledger)
             except StoreError as error:
-                log.info("ledger=%d not mended now: %r", ledger, error)
+                log.info("ledger=%d not repaired now: %r", ledger, error)
                 self._put_off(ledger, HELD_S)
             except Exception:  # what one ledger holds, a stranger's perhaps, must not end one node after the other
-                log.exception("ledger=%d cannot be mended: a fault of this program", ledger)
+                log.exception("ledger=%d cannot be repaired: a fault of this program", ledger)
                 self._failed += 1
                 self._put_off(ledger, AGAIN_S_MAX)
 
@@ -168,31 +168,31 @@ class Worker:
         if lock is None:
             self._put_off(ledger, HELD_S)
             return
-        self._mending.add(ledger)
+        self._repairing.add(ledger)
         self._unreleased.append(lock)
         try:
-            await self._mend(lock)
+            await self._repair(lock)
         finally:
-            self._mending.discard(ledger)
+            self._repairing.discard(ledger)
         await self._release(lock)
 
     # docs/protocol.md A3, A10
-    async def _mend(self, lock: MarkLock) -> None:
+    async def _repair(self, lock: MarkLock) -> None:
         """The mark goes only as it was when the lock was taken: one that has grown since stays."""
         ledger, past = lock.mark.ledger, self._backlog.past(lock.mark.ledger)
-        mended = await self._mender.mend(
+        outcome = await self._repairer.repair(
             ledger, lock.mark.replicas, past, is_held=lambda: lock.is_held and self._is_enabled
         )
-        self._copied += mended.copied
-        self._copied_bytes += mended.copied_bytes
-        if not mended.is_whole:
+        self._copied += outcome.copied
+        self._copied_bytes += outcome.copied_bytes
+        if not outcome.is_whole:
             self._failed += 1
-            self._put_off(ledger, mended.again_s, is_unreadable=bool(mended.unreadable))
+            self._put_off(ledger, outcome.again_s, is_unreadable=bool(outcome.unreadable))
             return
         self._backlog.done(ledger)
         if lock.is_held and await self._marks.mark_replicated(lock, lock.mark.version):
-            self._mended += 1
-            log.info("ledger=%d is whole, %d copies made", ledger, mended.copied)
+            self._repaired += 1
+            log.info("ledger=%d is whole, %d copies made", ledger, outcome.copied)
         else:
             self.look()
 
@@ -208,5 +208,5 @@ class Worker:
     async def _release_all(self) -> None:
         """Those of ledgers that nobody works on any more."""
         for lock in list(self._unreleased):
-            if lock.mark.ledger not in self._mending:
+            if lock.mark.ledger not in self._repairing:
                 await self._release(lock)

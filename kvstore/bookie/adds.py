@@ -6,20 +6,20 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.bookie.admission import Admission
-from kvstore.bookie.backpressure import Door
+from kvstore.bookie.admission import LedgerAdmission
+from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.facts import Facts
-from kvstore.bookie.fencing import Verdict
-from kvstore.bookie.held import Copy, Held
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal.group import Group
+from kvstore.bookie.journal.group import JournalGroup
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.record import ADMITTED, RECORD_HEADER_SIZE, RECOVERY, Kind
+from kvstore.bookie.journal.record import ADMITTED, RECORD_HEADER_SIZE, RECOVERY, RecordKind
 from kvstore.bookie.journal.room import JournalFull, Use
-from kvstore.bookie.keys import Keys
+from kvstore.bookie.keys import KeyChecks
 from kvstore.bookie.ledger import UNKNOWN_TOP, Ledger
-from kvstore.bookie.refusals import Refusals
+from kvstore.bookie.refusals import BookieRefusals
 from kvstore.bookie.statistics import Statistics
+from kvstore.bookie.stored_copies import Copy, StoredCopies
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import HEADER
 
@@ -43,12 +43,12 @@ class Adds:
         journal: Journal,
         statistics: Statistics,
         *,
-        held: Held,
+        held: StoredCopies,
         facts: Facts,
-        keys: Keys,
-        admission: Admission,
-        refusals: Refusals,
-        door: Door,
+        keys: KeyChecks,
+        admission: LedgerAdmission,
+        refusals: BookieRefusals,
+        sync_gate: BackpressureGate,
         pending_bytes_max: int,
     ) -> None:
         """`door`: where clients elsewhere wait while more than `pending_bytes_max` bytes wait for a sync."""
@@ -61,7 +61,7 @@ class Adds:
         self._keys = keys
         self._admission = admission
         self._refusals = refusals
-        self._door = door
+        self._sync_gate = sync_gate
         self._pending_bytes_max = pending_bytes_max
         self.pending_bytes = 0
         """Of packets that wait for a sync."""
@@ -80,17 +80,17 @@ class Adds:
     ) -> Ledger | None:
         """The ledger if the add is admitted at once; otherwise it is refused, or waits for the metadata."""
         verdict, use = self._keys.judge_add(ledger, key, recovery), Use.COPY if recovery else Use.ADD
-        if verdict is Verdict.ADMIT:
+        if verdict is WriteVerdict.ADMIT:
             return self._first_contact(ledger, key, done, use=use, size=len(body))
-        if verdict is not Verdict.ASK:
+        if verdict is not WriteVerdict.ASK:
             done(self._refusals.by(verdict))
             return None
 
-        def resume(of_key: Verdict, of_add: Verdict) -> None:
+        def resume(of_key: WriteVerdict, of_add: WriteVerdict) -> None:
             again = self._keys.judge_add(ledger, key, recovery)  # it may have been fenced meanwhile
-            if again is Verdict.ASK:
+            if again is WriteVerdict.ASK:
                 again = of_key if recovery else of_add
-            if again is not Verdict.ADMIT:
+            if again is not WriteVerdict.ADMIT:
                 done(self._refusals.by(again))
                 return
             flags = 0 if recovery else ADMITTED
@@ -123,7 +123,7 @@ class Adds:
             done(self._refusals.no_room())
             return
         try:
-            offset = journal.append(Kind.ADD, RECOVERY if recovery else 0, ledger.id, entry, body)
+            offset = journal.append(RecordKind.ADD, RECOVERY if recovery else 0, ledger.id, entry, body)
         except JournalFull:
             done(self._refusals.no_room())
             return
@@ -167,7 +167,7 @@ class Adds:
             ledger.top = entry
         self.pending_bytes += len(body)
         if self.pending_bytes > self._pending_bytes_max:
-            self._shut_door()
+            self._shut_gate()
 
     def store_copy(self, ledger: Ledger, entry: int, body: bytes) -> None:
         """Write the ledger's copy of an entry again, unless a newer copy waits for a sync. Raises JournalFull."""
@@ -184,15 +184,15 @@ class Adds:
             self._write(ledger, entry, body)
 
     def _write(self, ledger: Ledger, entry: int, body: bytes) -> None:
-        offset = self._journal.append(Kind.ADD, RECOVERY, ledger.id, entry, body, use=Use.REWRITE)
+        offset = self._journal.append(RecordKind.ADD, RECOVERY, ledger.id, entry, body, use=Use.REWRITE)
         self._appended(ledger, entry, offset, body, HEADER.unpack_from(body)[2], _nobody)
 
     # docs/protocol.md B12
-    def _shut_door(self) -> None:
+    def _shut_gate(self) -> None:
         if not self._journal.is_full:  # else adds are refused at once
-            self._door.shut(self)
+            self._sync_gate.shut(self)
 
-    def synced(self, group: Group) -> None:
+    def synced(self, group: JournalGroup) -> None:
         """A group is on the disk: show all its entries, tell those who sent them, then those who follow the ledgers,
         who have more to do with it than to answer."""
         segment, stored, size_sum = group.segment, self._inventory.stored, 0
@@ -217,5 +217,5 @@ class Adds:
                 log.exception("ledger=%d entry=%d whoever sent it failed", add[0].id, add[1])
         for ledger, lac in raised.items():
             ledger.raise_lac(lac)
-        if self._door.is_shut and self.pending_bytes <= self._pending_bytes_max:
-            self._door.open(self)
+        if self._sync_gate.is_shut and self.pending_bytes <= self._pending_bytes_max:
+            self._sync_gate.open(self)

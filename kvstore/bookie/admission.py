@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from kvstore.bookie.backpressure import Door
-from kvstore.bookie.fencing import Verdict, judge_by_metadata, judge_key_by_metadata, may_deny
-from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.backpressure import BackpressureGate
+from kvstore.bookie.fencing import WriteVerdict, judge_by_metadata, judge_key_by_metadata, may_deny
+from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError
@@ -28,7 +28,7 @@ AT_ONCE_MAX = 64
 """Ledgers asked about at once: the session is everybody's on this node, and strangers name as many as they like."""
 
 
-class Authority(Protocol):
+class LedgerAuthority(Protocol):
     """Tells what the metadata store says about ledgers."""
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
@@ -51,16 +51,16 @@ class Authority(Protocol):
         ...
 
 
-class Admission:
+class LedgerAdmission:
     """Asks for the metadata once per ledger, however many adds wait for the answer."""
 
     def __init__(
         self,
-        authority: Authority,
+        authority: LedgerAuthority,
         bookie: BookieId,
         nursery: Nursery,
         statistics: Statistics,
-        gate: Door,
+        metadata_gate: BackpressureGate,
     ) -> None:
         """`gate`: where connections wait while the next question might be refused."""
         self._authority = authority
@@ -68,22 +68,22 @@ class Admission:
         self._nursery = nursery
         self._statistics = statistics
         self._waiting: dict[int, list[Callable[[LedgerMetadata | Exception | None], None]]] = {}
-        self._gate = gate
+        self._metadata_gate = metadata_gate
         self._count = 0
         self._bytes = 0
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._asking = asyncio.Semaphore(AT_ONCE_MAX)
 
     def _is_busy(self) -> bool:
         return self._count >= WAITING_MAX or self._bytes + PACKET_MAX > WAITING_BYTES_MAX
 
-    def ask(self, ledger: int, key: bytes, size: int, judged: Callable[[Verdict, Verdict], None]) -> bool:
+    def ask(self, ledger: int, key: bytes, size: int, judged: Callable[[WriteVerdict, WriteVerdict], None]) -> bool:
         """Call `judged` with what the metadata says of the key, and of an ordinary add with it. `size`: bytes that wait
         for the answer. False: too many wait."""
 
         def on_answer(answer: LedgerMetadata | Exception | None) -> None:
             if isinstance(answer, Exception):
-                judged(Verdict.UNKNOWN, Verdict.UNKNOWN)
+                judged(WriteVerdict.UNKNOWN, WriteVerdict.UNKNOWN)
             else:
                 judged(judge_key_by_metadata(answer, key), judge_by_metadata(answer, self._bookie, key))
 
@@ -118,7 +118,7 @@ class Admission:
     def _ask(self, ledger: int, on_answer: Callable[[LedgerMetadata | Exception | None], None]) -> None:
         self._count += 1
         if self._is_busy():
-            self._gate.shut(self)
+            self._metadata_gate.shut(self)
         waiting = self._waiting.setdefault(ledger, [])
         waiting.append(on_answer)
         if len(waiting) == 1:
@@ -137,5 +137,5 @@ class Admission:
         self._count -= len(waiting)
         for on_answer in waiting:
             on_answer(answer)
-        if self._gate.is_shut and not self._is_busy():
-            self._gate.open(self)
+        if self._metadata_gate.is_shut and not self._is_busy():
+            self._metadata_gate.open(self)

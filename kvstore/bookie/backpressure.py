@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Door:
+class BackpressureGate:
     """Lets in who waits, first come, first served, while nobody holds it shut."""
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from crc32c import crc32c
 
-from kvstore.bookie.admission import Admission
-from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.admission import LedgerAdmission
+from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.errors import Corrupted
 from kvstore.proto.bookkeeper import Status
@@ -101,10 +101,10 @@ def _payload_at(packet: bytes) -> int:
 class Digests:
     """Checks packets without a valid CRC32C against the digest type in their ledger's metadata."""
 
-    def __init__(self, admission: Admission, statistics: Statistics) -> None:
+    def __init__(self, admission: LedgerAdmission, statistics: Statistics) -> None:
         self._admission = admission
         self._statistics = statistics
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._known: dict[tuple[int, bytes], tuple[EntryDigest | None, int]] = {}
         """By ledger and key: the digest that checks the packets here, and its size in them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.statistics import Statistics
@@ -22,7 +22,7 @@ class Facts:
         self._statistics = statistics
 
     def note(
-        self, kind: Kind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True,
+        self, kind: RecordKind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True,
         use: Use = Use.FACT,
     ) -> None:  # fmt: skip
         """Append a record about a ledger. Raises JournalFull."""
@@ -40,7 +40,7 @@ class Facts:
         if not self._journal.has_room(use, 2 * RECORD_HEADER_SIZE + len(key) + size):
             raise JournalFull
         found = self._known(ledger, key)
-        self.note(Kind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key, use=use)
+        self.note(RecordKind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key, use=use)
         found.is_admitted |= bool(flags)
         return found
 
@@ -59,7 +59,7 @@ class Facts:
             return Status.OK
         try:
             found = self._known(ledger, key)
-            self.note(Kind.FENCE, 0, found, -1, key)
+            self.note(RecordKind.FENCE, 0, found, -1, key)
         except JournalFull:
             return Status.IO_ERROR
         found.is_fenced = True
@@ -70,4 +70,4 @@ class Facts:
         """Mark that records of `ledger` may be missing, or that they are complete again. Raises JournalFull."""
         ledger.is_limbo = is_limbo
         ledger.is_admitted &= not is_limbo
-        self.note(Kind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")
+        self.note(RecordKind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")

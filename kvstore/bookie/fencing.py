@@ -14,7 +14,7 @@ from kvstore.proto.digest import master_key
 from kvstore.types import BookieId, LedgerMetadata, LedgerState
 
 
-class Verdict(Enum):
+class WriteVerdict(Enum):
     ADMIT = auto()
     ASK = auto()
     """Only the ledger's metadata can tell."""
@@ -26,43 +26,43 @@ class Verdict(Enum):
 
 
 # docs/protocol.md L6
-def judge_add(ledger: Ledger | None, *, key: bytes, recovery: bool, is_tombstoned: bool) -> Verdict:
+def judge_add(ledger: Ledger | None, *, key: bytes, recovery: bool, is_tombstoned: bool) -> WriteVerdict:
     """May this add be stored, as far as this bookie knows by itself? Recovery's own adds pass a fence."""
     if is_tombstoned:
-        return Verdict.FENCED
+        return WriteVerdict.FENCED
     known = judge_key(ledger, key)
-    if known is not Verdict.ADMIT or ledger is None or recovery:
+    if known is not WriteVerdict.ADMIT or ledger is None or recovery:
         return known
     if ledger.is_fenced:
-        return Verdict.FENCED
-    return Verdict.ADMIT if ledger.is_admitted else Verdict.ASK
+        return WriteVerdict.FENCED
+    return WriteVerdict.ADMIT if ledger.is_admitted else WriteVerdict.ASK
 
 
-def judge_key(ledger: Ledger | None, key: bytes) -> Verdict:
+def judge_key(ledger: Ledger | None, key: bytes) -> WriteVerdict:
     """Is this the ledger's key? One that is not written down here, or was lost, nobody may set by showing it first
     (docs/protocol.md, B13)."""
     if ledger is None or not ledger.key:
-        return Verdict.ASK
-    return Verdict.ADMIT if ledger.key == key else Verdict.WRONG_KEY
+        return WriteVerdict.ASK
+    return WriteVerdict.ADMIT if ledger.key == key else WriteVerdict.WRONG_KEY
 
 
-def judge_by_metadata(metadata: LedgerMetadata | None, bookie: BookieId, key: bytes) -> Verdict:
+def judge_by_metadata(metadata: LedgerMetadata | None, bookie: BookieId, key: bytes) -> WriteVerdict:
     """May the ledger's writer add to it here? `metadata` was read after a word of its writer had arrived; None: there
     is none."""
     if metadata is None:
-        return Verdict.FENCED
+        return WriteVerdict.FENCED
     if master_key(metadata.password) != key:
-        return Verdict.WRONG_KEY
+        return WriteVerdict.WRONG_KEY
     if metadata.state is not LedgerState.OPEN:
-        return Verdict.FENCED
-    return Verdict.ADMIT if names(metadata, bookie) else Verdict.UNKNOWN
+        return WriteVerdict.FENCED
+    return WriteVerdict.ADMIT if names(metadata, bookie) else WriteVerdict.UNKNOWN
 
 
-def judge_key_by_metadata(metadata: LedgerMetadata | None, key: bytes) -> Verdict:
+def judge_key_by_metadata(metadata: LedgerMetadata | None, key: bytes) -> WriteVerdict:
     """Is this the ledger's key? Of one that does not exist nobody knows the key, and nobody recovers it."""
     if metadata is None:
-        return Verdict.UNKNOWN
-    return Verdict.ADMIT if master_key(metadata.password) == key else Verdict.WRONG_KEY
+        return WriteVerdict.UNKNOWN
+    return WriteVerdict.ADMIT if master_key(metadata.password) == key else WriteVerdict.WRONG_KEY
 
 
 # docs/protocol.md B5

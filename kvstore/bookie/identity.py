@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.age import AGE, age_in
 from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.bookie.opening import make_directory
@@ -50,7 +50,7 @@ STARTS = "STARTS"
 
 # docs/protocol.md L13
 @dataclass(frozen=True, slots=True)
-class Identity:
+class BookieIdentity:
     bookie: BookieId
     is_new: bool
     """The directories were empty."""
@@ -69,10 +69,10 @@ async def establish(
     cookies: CookieStore,
     instance_id: str,
     *,
-    authority: Authority | None = None,
+    authority: LedgerAuthority | None = None,
     others: Sequence[str] = (),
     is_survivor: bool = False,
-) -> Identity:
+) -> BookieIdentity:
     """Find out, or decide, who this bookie is. `authority` is needed where the id is given.
 
     `others`: further directories of its, which remember the start too. `is_survivor`: the journal's directory, which is
@@ -102,7 +102,7 @@ async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore
 
 
 # docs/protocol.md B7
-def remember_start(disk: Disk, directories: Iterable[str], identity: Identity) -> None:
+def remember_start(disk: Disk, directories: Iterable[str], identity: BookieIdentity) -> None:
     """Let the directories that were doubted remember this start, once the doubt is on the disk: a start that dies
     before that leaves it to the next one. Raises OSError."""
     for each in directories:
@@ -141,7 +141,7 @@ class _Identification:
         config: BookieConfig,
         cookies: CookieStore,
         instance_id: str,
-        authority: Authority | None,
+        authority: LedgerAuthority | None,
         others: Sequence[str],
         *,
         is_survivor: bool,
@@ -156,7 +156,7 @@ class _Identification:
         self._instance_id = instance_id
         self._authority = authority
 
-    async def run(self) -> Identity:
+    async def run(self) -> BookieIdentity:
         found = {each: contents(self._disk, each) for each in self._directories}
         unfinished = [each for each in self._directories if FORMATTING in found[each]]
         if unfinished or not any(found.values()):
@@ -223,7 +223,7 @@ class _Identification:
             instance_id=self._instance_id,
         )
 
-    async def _known(self, cookie: Cookie) -> Identity:
+    async def _known(self, cookie: Cookie) -> BookieIdentity:
         directory = self._directories[0]
         try:
             known, version = await self._cookies.read(cookie.bookie)
@@ -240,7 +240,7 @@ class _Identification:
                 doubts[each] = doubt
         await self._claim(cookie, version)
         own = doubts.pop(self._config.journal_dir, "")
-        return Identity(cookie.bookie, False, (own,) if own else (), tuple(doubts), version + 1)
+        return BookieIdentity(cookie.bookie, False, (own,) if own else (), tuple(doubts), version + 1)
 
     # docs/protocol.md B7
     def _doubt_of_start(self, directory: str, version: int) -> str:
@@ -288,7 +288,7 @@ class _Identification:
 
         await until_known(write)
 
-    async def _format(self, found: dict[str, set[str]], unfinished: list[str]) -> Identity:
+    async def _format(self, found: dict[str, set[str]], unfinished: list[str]) -> BookieIdentity:
         """Make a new incarnation, or finish what a crash has interrupted. Nothing is stored before this is complete."""
         for directory, content in found.items():
             strange = content - {FORMATTING, VERSION, STARTS, AGE}
@@ -312,7 +312,7 @@ class _Identification:
             self._disk.remove(f"{directory}/{FORMATTING}")
             self._disk.sync_dir(directory)
         log.warning("bookie=%s is new: its directories were empty", cookie.bookie)
-        return Identity(cookie.bookie, True, ())
+        return BookieIdentity(cookie.bookie, True, ())
 
     def _begun(self, unfinished: list[str]) -> Cookie | None:
         """The cookie that a format which was cut off would have given, if that is still what is wanted."""

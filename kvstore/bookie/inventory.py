@@ -18,7 +18,7 @@ from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK, file_of
 from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.index.sealed_entries import SealedEntries
 from kvstore.bookie.journal.record import ADMITTED as KEY_ADMITTED
-from kvstore.bookie.journal.record import CLEARED, Kind, RecordHead
+from kvstore.bookie.journal.record import CLEARED, RecordHead, RecordKind
 from kvstore.bookie.journal.segment import OpenFiles, Segment
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.statistics import Statistics
@@ -252,16 +252,16 @@ class Inventory:
 
     def apply(self, segment: Segment, head: RecordHead, body: bytes) -> None:
         """Apply any record but an ADD."""
-        if head.kind == Kind.FILES:
+        if head.kind == RecordKind.FILES:
             self.expected = set(unpack(f">{head.size // 4}I", body))
-        elif head.kind == Kind.NEXT:
+        elif head.kind == RecordKind.NEXT:
             self.expected.add(head.entry)
-        elif head.kind == Kind.REMOVED:
+        elif head.kind == RecordKind.REMOVED:
             self.expected.discard(head.entry)
-        elif head.kind in (Kind.TOMBSTONE, Kind.DROPPED):
+        elif head.kind in (RecordKind.TOMBSTONE, RecordKind.DROPPED):
             segment.touched.add(head.ledger)
-            self.drop(head.ledger, tombstone=head.kind == Kind.TOMBSTONE)
-        elif head.kind == Kind.LIMBO and head.ledger < 0:
+            self.drop(head.ledger, tombstone=head.kind == RecordKind.TOMBSTONE)
+        elif head.kind == RecordKind.LIMBO and head.ledger < 0:
             self.set_limbo(not head.flags & CLEARED)
         else:
             self._apply_to_ledger(segment, head, body)
@@ -289,14 +289,14 @@ class Inventory:
 
     def _apply_to_ledger(self, segment: Segment, head: RecordHead, body: bytes) -> None:
         segment.touched.add(head.ledger)
-        if head.kind == Kind.KEY:
+        if head.kind == RecordKind.KEY:
             ledger = self.known(head.ledger, body)
             ledger.is_admitted = bool(head.flags & KEY_ADMITTED)
-        elif head.kind == Kind.FENCE:
+        elif head.kind == RecordKind.FENCE:
             self.known(head.ledger, body).is_fenced = True
-        elif head.kind == Kind.LAC:
+        elif head.kind == RecordKind.LAC:
             self.known(head.ledger).set_explicit_lac(body)
-        elif head.kind == Kind.LIMBO:
+        elif head.kind == RecordKind.LIMBO:
             ledger = self.known(head.ledger)
             ledger.is_limbo = not head.flags & CLEARED
             ledger.is_admitted &= not ledger.is_limbo

@@ -14,7 +14,7 @@ UNKNOWN_TOP = 1 << 63
 """Above every entry: before the first add nobody has looked which entries the ledger has."""
 
 
-class Listener(Protocol):
+class LedgerListener(Protocol):
     """A reader on this node (kvstore.wal.ports.Listener). Its calls raise nothing."""
 
     def entry_stored(self, entry: int, packet: bytes) -> None: ...
@@ -65,7 +65,7 @@ class Ledger:
         """The highest entry that was ever accepted for storing: an add of a higher one replaces nothing."""
         self.waiters: dict[Callable[[], None], None] = {}
         """Called once, and forgotten, when `lac` rises or the ledger goes."""
-        self.listeners: tuple[Listener, ...] = ()
+        self.listeners: tuple[LedgerListener, ...] = ()
         """Of this node: told of every packet once it is on the disk, and of `lac`."""
         self.tail_file = 0
         """The segment that is being written, if entries of the ledger are in it; `index` has them in memory."""

@@ -12,7 +12,7 @@ from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
 from kvstore.bookie.directories.state import DirectoryState
-from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
+from kvstore.bookie.directories.upkeep import DirectoryUpkeep, admitted, start_upkeep
 from kvstore.bookie.directories.watching import watch_disks
 from kvstore.bookie.identity import refuse_beside_another, remember_start
 from kvstore.bookie.inventory import IsOurs, nobodys
@@ -62,7 +62,7 @@ class Bookie:
         self._listener: Listener | None = None
         self._registration: BookieRegistration | None = None
         self._nursery: Nursery | None = None
-        self.upkeep: list[Upkeep] = []
+        self.upkeep: list[DirectoryUpkeep] = []
         """Of each directory, once it has started."""
 
     async def start(self) -> None:

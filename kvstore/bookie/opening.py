@@ -10,7 +10,7 @@ from kvstore.bookie.facts import Facts
 from kvstore.bookie.index.checkpoint import Checkpoint
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.record import CLEARED, RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.record import CLEARED, RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.room import Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import Ledger
@@ -44,7 +44,7 @@ def write_again(
     inventory = found.inventory
     for record in found.again:
         head = record.head
-        if head.kind == Kind.ADD:
+        if head.kind == RecordKind.ADD:
             store_again(inventory.known(head.ledger), head.entry, record.body)
         else:
             journal.append(head.kind, head.flags, head.ledger, head.entry, record.body, use=Use.FACT)
@@ -54,7 +54,9 @@ def write_again(
 # docs/protocol.md B7
 def end_no_doubt(found: Replayed) -> None:
     """Leave out of what is written again that a former doubt has ended: this one began after it."""
-    found.again = [each for each in found.again if not (each.head.kind == Kind.LIMBO and each.head.flags & CLEARED)]
+    found.again = [
+        each for each in found.again if not (each.head.kind == RecordKind.LIMBO and each.head.flags & CLEARED)
+    ]
 
 
 # docs/protocol.md B7
@@ -73,7 +75,7 @@ def let_go_of_empty(found: Replayed, journal: Journal) -> None:
     last thing that happened. Else each of many takes a little of a full disk, until none is possible. Raises
     JournalFull."""
     for segment in _empty(found, but=journal.open_group.segment):
-        journal.append(Kind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
+        journal.append(RecordKind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
         found.inventory.remove(segment)
         found.leftovers.append(segment)
 

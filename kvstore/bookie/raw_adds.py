@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kvstore.bookie.adds import Adds
-from kvstore.bookie.admission import Admission
+from kvstore.bookie.admission import LedgerAdmission
 from kvstore.bookie.digests import Digests, proves_itself
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import ADMITTED
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.keys import KEY_MAX
-from kvstore.bookie.refusals import Refusals
-from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.rate_limited_log import RateLimitedLog
+from kvstore.bookie.refusals import BookieRefusals
 from kvstore.env.ports import Clock
 from kvstore.proto.bookkeeper import PACKET_MAX, Status
 from kvstore.proto.digest import HEADER, master_key
@@ -58,8 +58,8 @@ class RawAdds:
         facts: Facts,
         adds: Adds,
         digests: Digests,
-        admission: Admission,
-        refusals: Refusals,
+        admission: LedgerAdmission,
+        refusals: BookieRefusals,
         ordinary: OrdinaryAdd,
     ) -> None:
         self.is_on = is_on
@@ -67,9 +67,9 @@ class RawAdds:
         self._inventory, self._facts, self._adds = inventory, facts, adds
         self._digests, self._admission, self._refusals = digests, admission, refusals
         self._ordinary = ordinary
-        self._told_at: dict[int, float] = {}
+        self._confirmed_at: dict[int, float] = {}
         """When the metadata store has said that a ledger is nobody's."""
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
 
     def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, done: Done) -> None:
         """Store the packet of an ordinary add. If it is raw nobody knows its digest."""
@@ -95,8 +95,8 @@ class RawAdds:
         return not (found.is_admitted and (proves_itself(body) or self._digests.knows(ledger, key)))
 
     def _is_believed(self, ledger: int) -> bool:
-        told_at = self._told_at.get(ledger)
-        return told_at is not None and self._clock.now() - told_at < BELIEVED_S
+        confirmed_at = self._confirmed_at.get(ledger)
+        return confirmed_at is not None and self._clock.now() - confirmed_at < BELIEVED_S
 
     def _answered(
         self, ledger: int, entry: int, body: bytes, key: bytes, answer: LedgerMetadata | Exception | None, done: Done
@@ -116,9 +116,9 @@ class RawAdds:
 
     def _believe(self, ledger: int) -> None:
         self._log.say(logging.WARNING, "ledger=%d is closed and empty; raw adds to it are admitted", ledger)
-        if len(self._told_at) >= BELIEVED_MAX:
-            self._told_at.clear()
-        self._told_at[ledger] = self._clock.now()
+        if len(self._confirmed_at) >= BELIEVED_MAX:
+            self._confirmed_at.clear()
+        self._confirmed_at[ledger] = self._clock.now()
 
     def _take(self, ledger: int, entry: int, body: bytes, key: bytes, done: Done) -> None:
         self._adds.take(ledger, entry, body, key, False, NO_ENTRY, done)

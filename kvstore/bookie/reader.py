@@ -10,8 +10,8 @@ from typing import Any
 from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.ledger import Ledger, Listener
-from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.ledger import Ledger, LedgerListener
+from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 
@@ -28,7 +28,7 @@ def _nothing() -> None:
     """There is nothing to take back."""
 
 
-UNTOLD = (-1, -1)
+PLACE_UNKNOWN = (-1, -1)
 """Stands for the place and the size of an entry that nobody can tell now."""
 
 
@@ -42,7 +42,7 @@ class Reader:
         self._journal = journal
         self._statistics = statistics
         self._poll_ms_max = poll_ms_max
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._loop = asyncio.get_running_loop()
 
     def read(self, ledger: int, entry: int, done: ReadDone, *, after_all: bool) -> None:
@@ -63,7 +63,7 @@ class Reader:
             return ledger.index.get(entry)
         except OSError as error:
             self._log.say(logging.WARNING, "ledger=%d entry=%d cannot be looked up now: %s", ledger.id, entry, error)
-            return UNTOLD
+            return PLACE_UNKNOWN
 
     def absent(self, ledger: Ledger | None) -> Status:
         """Choose the status for an entry that is not here."""
@@ -116,7 +116,7 @@ class Reader:
     def body(self, ledger: int, entry: int, place: int, size: int) -> bytes | None:
         """Return a stored packet, its checksum verified; None if it cannot be read as it was written, or cannot be read
         now."""
-        if place == UNTOLD[0]:
+        if place == PLACE_UNKNOWN[0]:
             return None
         segment = self._inventory.segments.get(place >> OFFSET_BITS)
         body = None
@@ -161,7 +161,7 @@ class Reader:
             return self._wait(found, previous_lac, min(timeout_ms, self._poll_ms_max), done)
         return _nothing
 
-    def listen(self, ledger: int, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: int, listener: LedgerListener) -> Callable[[], None] | None:
         """Tell of each packet of the ledger once it is on the disk, and of its LAC, from what that is now on. What is
         returned ends it. None if the ledger is not known here; one that goes tells nothing more."""
         found = self._ledgers.get(ledger)

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import logging
 
-from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import Status
 
 log = logging.getLogger(__name__)
 
 STATUS_OF = {
-    Verdict.FENCED: Status.FENCED,
-    Verdict.WRONG_KEY: Status.UNAUTHORIZED,
-    Verdict.UNKNOWN: Status.UNKNOWN_LEDGER_STATE,
+    WriteVerdict.FENCED: Status.FENCED,
+    WriteVerdict.WRONG_KEY: Status.UNAUTHORIZED,
+    WriteVerdict.UNKNOWN: Status.UNKNOWN_LEDGER_STATE,
 }
 
 
-class Refusals:
+class BookieRefusals:
     """The answers to requests that are refused. Each call counts one refusal."""
 
     def __init__(self, journal: Journal, statistics: Statistics) -> None:
         self._journal = journal
         self._statistics = statistics
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
 
-    def by(self, verdict: Verdict) -> Status:
+    def by(self, verdict: WriteVerdict) -> Status:
         """The sender may not do this, or it is not known whether it may."""
-        self._statistics.refused_fenced += verdict is Verdict.FENCED
-        self._statistics.refused_key += verdict is Verdict.WRONG_KEY
-        self._statistics.refused_unknown += verdict is Verdict.UNKNOWN
+        self._statistics.refused_fenced += verdict is WriteVerdict.FENCED
+        self._statistics.refused_key += verdict is WriteVerdict.WRONG_KEY
+        self._statistics.refused_unknown += verdict is WriteVerdict.UNKNOWN
         return STATUS_OF[verdict]
 
     # docs/protocol.md B36

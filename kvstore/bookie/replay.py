@@ -16,19 +16,19 @@ from errno import EIO
 from kvstore.bookie.index.checkpoint import FORMAT, Checkpoint
 from kvstore.bookie.index.checkpoints import indexed, read_checkpoint, remove_unfinished
 from kvstore.bookie.index.index_files import IndexFiles
+from kvstore.bookie.index_rebuild import IndexRebuilder
 from kvstore.bookie.inventory import Inventory, OwnLedgers
 from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
     GROUP_HEADER_SIZE,
     FileHeader,
     GroupHeader,
-    Kind,
+    RecordKind,
     decode_file_header,
     decode_group_header,
 )
-from kvstore.bookie.journal.scan import Found, Scan, certified, group_headers, scan
+from kvstore.bookie.journal.scan import ScannedRecord, SegmentScan, certified, group_headers, scan
 from kvstore.bookie.journal.segment import Segment, file_of_name
-from kvstore.bookie.mending import Mender
 from kvstore.env.ports import Disk
 from kvstore.errors import ConfigError
 from kvstore.os_errors import is_passing
@@ -43,12 +43,12 @@ class Replayed:
     """The directory's contents, and the work that is left before the bookie may answer."""
 
     inventory: Inventory
-    mender: Mender
+    rebuilder: IndexRebuilder
     next_file: int
     next_group: int
     synced: tuple[int, int]
     """The anchor, and where its certified part ends; zeroes if there is none."""
-    again: list[Found] = field(default_factory=list)
+    again: list[ScannedRecord] = field(default_factory=list)
     """Records to be written once more."""
     ends: dict[Segment, int] = field(default_factory=dict)
     """Of the anchor and each segment after it: where what can be read ends."""
@@ -94,14 +94,14 @@ class _Replay:
         self._inventory = inventory
         self._index_files = inventory.index_files
         self._index_dir = self._index_files.directory
-        mender = Mender(self._inventory)
-        self._index_files.mend = mender.mend
+        rebuilder = IndexRebuilder(self._inventory)
+        self._index_files.rebuild = rebuilder.rebuild
         self._listed: set[int] = set()
         """The segments that there were, as far as the anchor says."""
         self._present: set[int] = set()
         """The segments that the directory names. Each of them is there, also if the disk does not give its inode, which
         to `exists` looks as if it were not."""
-        self._result = Replayed(self._inventory, mender, 1, 1, (0, 0))
+        self._result = Replayed(self._inventory, rebuilder, 1, 1, (0, 0))
 
     def run(self) -> Replayed:
         remove_unfinished(self._disk, self._index_dir)
@@ -121,7 +121,7 @@ class _Replay:
         self._find_missing(files, present, anchor)
         for file in sorted(files.keys() - self._inventory.segments.keys()):
             self._result.leftovers.append(files[file].segment)
-        if lost := sorted(self._result.mender.lost):
+        if lost := sorted(self._result.rebuilder.lost):
             self._result.damage.append(f"{self._journal_dir}: of ledgers {lost} places of entries were lost")
         return self._result
 
@@ -221,13 +221,13 @@ class _Replay:
         probe = Inventory(self._index_files)
         scanned = self._scan(found, None if checkpoint is None else checkpoint.end, files)
         for record in scanned.records:
-            if record.head.kind in (Kind.FILES, Kind.NEXT, Kind.REMOVED):
+            if record.head.kind in (RecordKind.FILES, RecordKind.NEXT, RecordKind.REMOVED):
                 probe.apply(found.segment, record.head, record.body)
         if checkpoint is not None and (scanned.damage or not probe.expected):
             probe.expected |= {*files, anchor + 1}
         return probe.expected
 
-    def _scan(self, found: _File, known_end: int | None, files: dict[int, _File]) -> Scan:
+    def _scan(self, found: _File, known_end: int | None, files: dict[int, _File]) -> SegmentScan:
         file = found.segment.file
         said = self._said_synced(file, files)
         data, missing = self._bytes(found)
@@ -266,7 +266,7 @@ class _Replay:
         if not self._index_files.write_now(whole, with_list=is_anchor):
             self._result.checkpoints.append(whole)
 
-    def _apply(self, segment: Segment, result: Scan, *, is_anchor: bool) -> None:
+    def _apply(self, segment: Segment, result: SegmentScan, *, is_anchor: bool) -> None:
         segment.end = result.synced_to if is_anchor else result.end
         if is_anchor:
             self._result.ends[segment] = result.end
@@ -274,7 +274,7 @@ class _Replay:
         for record in result.records:
             if record.offset >= segment.end:
                 self._repeat(segment, record)
-            elif record.head.kind == Kind.ADD:
+            elif record.head.kind == RecordKind.ADD:
                 self._inventory.apply_add(segment, record.head, record.body, record.offset, is_good=record.is_good)
             else:
                 self._inventory.apply(segment, record.head, record.body)
@@ -286,23 +286,23 @@ class _Replay:
         ):
             self._result.checkpoints.append(checkpoint)
 
-    def _hides_damage(self, segment: Segment, result: Scan) -> bool:
+    def _hides_damage(self, segment: Segment, result: SegmentScan) -> bool:
         """Whether a checkpoint of the segment would let the next start pass over what is lost of it, so that it must
         wait until a group on the disk says what is in limbo (docs/protocol.md, B7)."""
         return bool(result.damage) or segment.file in self._result.strange
 
-    def _note(self, segment: Segment, result: Scan) -> None:
+    def _note(self, segment: Segment, result: SegmentScan) -> None:
         self._result.next_group = max(self._result.next_group, result.last_group + 1)
         self._result.damaged_records += sum(not record.is_good for record in result.records)
         for start, stop in result.damage:
             self._result.damage.append(f"{segment.path} is damaged from byte {start} to {stop}")
 
     # docs/protocol.md B6
-    def _repeat(self, segment: Segment, record: Found) -> None:
+    def _repeat(self, segment: Segment, record: ScannedRecord) -> None:
         """Apply at once a record that concerns only the segments themselves; keep any other to be written again."""
-        if record.head.kind in (Kind.NEXT, Kind.REMOVED):
+        if record.head.kind in (RecordKind.NEXT, RecordKind.REMOVED):
             self._inventory.apply(segment, record.head, record.body)
-        elif record.head.kind != Kind.FILES:
+        elif record.head.kind != RecordKind.FILES:
             self._result.again.append(record)
 
     def _continue(self, found: _File) -> None:

@@ -20,27 +20,27 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.adds import Adds, Done
-from kvstore.bookie.admission import Admission, Authority
-from kvstore.bookie.backpressure import Door
+from kvstore.bookie.admission import LedgerAdmission, LedgerAuthority
+from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.digests import HEADER_AND_CRC, Digests, is_crc, lac_proves_itself, proves_itself
 from kvstore.bookie.explicit_lacs import ExplicitLacs
 from kvstore.bookie.facts import Facts
-from kvstore.bookie.fencing import Verdict
-from kvstore.bookie.held import Held
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.inventory import Inventory, OwnLedgers
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
-from kvstore.bookie.keys import KEY_MAX, Keys
-from kvstore.bookie.ledger import Listener
+from kvstore.bookie.keys import KEY_MAX, KeyChecks
+from kvstore.bookie.ledger import LedgerListener
 from kvstore.bookie.opening import doubt_again, end_no_doubt, let_go_of_empty, make_directory, tidy, write_again
 from kvstore.bookie.raw_adds import RawAdds
 from kvstore.bookie.reader import ReadDone, Reader
-from kvstore.bookie.refusals import Refusals
+from kvstore.bookie.refusals import BookieRefusals
 from kvstore.bookie.replay import replay
 from kvstore.bookie.statistics import Statistics
+from kvstore.bookie.stored_copies import StoredCopies
 from kvstore.env.ports import Env
 from kvstore.os_errors import no_room
 from kvstore.proto.bookkeeper import LAST_ENTRY, PACKET_MAX, Status
@@ -66,28 +66,30 @@ class BookieStorage:
         env: Env,
         config: BookieConfig,
         bookie: BookieId,
-        authority: Authority,
+        authority: LedgerAuthority,
         own_ledgers: OwnLedgers | None = None,
         *,
-        admission: Admission | None = None,
+        admission: LedgerAdmission | None = None,
     ) -> None:
         """`admission`: of the bookie, where this is the storage in one of its directories."""
         self.statistics = Statistics()
         self.own_ledgers = own_ledgers or OwnLedgers()
         self.inventory = Inventory(IndexFiles(env.disk, config.index_dir))
         self.bookie = bookie
-        self.door = Door()
+        self.sync_gate = BackpressureGate()
         """For all from elsewhere, while too much waits for a sync."""
-        self.gate = Door()
+        self.metadata_gate = BackpressureGate()
         """For what `may_ask`, while too much waits for the metadata."""
-        self.admission = admission or Admission(authority, bookie, env.nursery, self.statistics, self.gate)
+        self.admission = admission or LedgerAdmission(
+            authority, bookie, env.nursery, self.statistics, self.metadata_gate
+        )
         self.digests = Digests(self.admission, self.statistics)
         self._env = env
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._on_readonly: Callable[[bool], None] = lambda _readonly: None
-        self._refusals: Refusals
-        self._keys: Keys
+        self._refusals: BookieRefusals
+        self._keys: KeyChecks
         self._explicit_lacs: ExplicitLacs
 
     # Its life
@@ -119,7 +121,7 @@ class BookieStorage:
             end_no_doubt(found)
         self.statistics.damaged_records += found.damaged_records + len(found.damage)
         self._assemble(found.inventory)
-        found.mender.on_lost = self._lost
+        found.rebuilder.on_lost = self._lost
         write_again(found, config, self.journal, self.adds.store_again)
         doubt_again(found, self.facts)
         await self.synced()
@@ -143,18 +145,18 @@ class BookieStorage:
         )
         self.reader = Reader(inventory, journal, statistics, poll_ms_max=config.poll_ms_max)
         self.facts = Facts(inventory, journal, statistics)
-        self._refusals = refusals = Refusals(journal, statistics)
-        self._keys = keys = Keys(inventory, self.admission, refusals)
+        self._refusals = refusals = BookieRefusals(journal, statistics)
+        self._keys = keys = KeyChecks(inventory, self.admission, refusals)
         self.adds = Adds(
             inventory,
             journal,
             statistics,
-            held=Held(inventory, journal, self.reader, self.digests),
+            held=StoredCopies(inventory, journal, self.reader, self.digests),
             facts=self.facts,
             keys=keys,
             admission=self.admission,
             refusals=refusals,
-            door=self.door,
+            sync_gate=self.sync_gate,
             pending_bytes_max=config.pending_bytes_max,
         )
         journal.on_synced = self.adds.synced
@@ -211,7 +213,7 @@ class BookieStorage:
             state = f"read-only: {self.journal.why_full}" if is_full else "writable again"
             log.warning("bookie=%s is %s", self.bookie, state)
             self._on_readonly(is_full)
-            self.door.open(self.adds)
+            self.sync_gate.open(self.adds)
 
     def space(self) -> tuple[int, int]:
         """Bytes in all, as far as this bookie could use them, and bytes that are free."""
@@ -315,7 +317,7 @@ class BookieStorage:
         elif ledger in self.inventory.tombstones:
             done(Status.NO_LEDGER, entry, None, -1)  # its fence has outlived it
         elif key is None or not 0 < len(key) <= KEY_MAX:
-            done(self._refusals.by(Verdict.WRONG_KEY), entry, None, -1)
+            done(self._refusals.by(WriteVerdict.WRONG_KEY), entry, None, -1)
         else:
             self._keys.when_right(ledger, key, partial(self._fence_and_read, ledger, entry, key, done))
 
@@ -346,7 +348,7 @@ class BookieStorage:
         What is returned takes the question back."""
         return self.reader.long_poll(ledger, previous_lac, timeout_ms, done=done)
 
-    def listen(self, ledger: int, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: int, listener: LedgerListener) -> Callable[[], None] | None:
         """Tell of what is stored of the ledger from now on; what is returned ends it. None if it is not known here."""
         return self.reader.listen(ledger, listener)
 

@@ -10,7 +10,7 @@ Piece = Callable[[Callable[[], None]], None]
 """Told whom to call, once, when it has ended."""
 
 
-class Turns:
+class FairQueue:
     """Begins the next piece after the former one has ended, so that others are served in between."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from kvstore.types import NO_ENTRY, NO_LEDGER, BookieId, EntryId, LedgerId
 from kvstore.wal.batches import TIMEOUT_S as BATCH_TIMEOUT_S
 from kvstore.wal.batches import Batches
 from kvstore.wal.connection import AddDone, AnsweredError, Connection, ReadDone, error_of
-from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
+from kvstore.wal.ports import EntryListener, LocalBookie, ReadAnswer
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ LacDone = Callable[[EntryId | BookieError], None]
 _ABSENT = (Status.NO_ENTRY, Status.NO_LEDGER)
 
 
-class Bookies:
+class BookieClients:
     """A BookieClient (kvstore.wal.ports). `address` says where a bookie listens, None if nobody knows."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Bookies:
         found = {bookie: each.refusal[0] for bookie, each in remote.items() if each.refusal[1] >= since}
         return {bookie: reason for bookie, reason in sorted(found.items()) if reason}
 
-    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: LedgerId, listener: EntryListener) -> Callable[[], None] | None:
         """Hear of what the node's own bookie stores; see BookieClient."""
         own = self._clients.get(self.own) if self.own is not None else None
         return own.listen(ledger, listener) if isinstance(own, _Local) else None
@@ -285,7 +285,7 @@ class _Local:
         # The storage keeps the time itself.
         self.storage.long_poll(ledger, previous_lac, timeout_ms, done=partial(_local_answer, done, ledger))
 
-    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: LedgerId, listener: EntryListener) -> Callable[[], None] | None:
         return self.storage.listen(ledger, listener)
 
     async def newest_ledger(self) -> LedgerId:

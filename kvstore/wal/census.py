@@ -16,7 +16,7 @@ from kvstore.wal.coverage import is_somewhere_short
 from kvstore.wal.creator import owner_of
 
 
-class Kind(NamedTuple):
+class LedgerKind(NamedTuple):
     """The properties of a ledger that its copies depend on. Most ledgers of a cluster share a few kinds."""
 
     ensembles: tuple[tuple[BookieId, ...], ...]
@@ -51,7 +51,7 @@ class Shortage:
         """The bookies that ledgers name and that are not registered, sorted."""
         return sorted({*self.closed, *self.open})
 
-    def add(self, kind: Kind, ledgers: int) -> None:
+    def add(self, kind: LedgerKind, ledgers: int) -> None:
         """Count `ledgers` ledgers of one kind."""
         gone = {bookie for ensemble in kind.ensembles for bookie in ensemble}.difference(self._present)
         for bookie in gone.union(kind.written).difference(self._present):
@@ -73,10 +73,10 @@ class Census:
         """Ledgers in all; those of them that no partition writes."""
         self.unreadable = 0
         """Ledgers whose metadata cannot be read, which `ledgers` does not include."""
-        self._kinds: Counter[Kind] = Counter()
+        self._kinds: Counter[LedgerKind] = Counter()
 
     @property
-    def kinds(self) -> Mapping[Kind, int]:
+    def kinds(self) -> Mapping[LedgerKind, int]:
         """Each kind with its number of ledgers."""
         return self._kinds
 
@@ -102,7 +102,7 @@ class Census:
         return found
 
 
-def kind_of(metadata: LedgerMetadata) -> Kind:
+def kind_of(metadata: LedgerMetadata) -> LedgerKind:
     """Return the kind of a ledger. The ensemble of a fragment without entries is left out."""
     is_closed, is_foreign = metadata.state is LedgerState.CLOSED, owner_of(metadata) is None
     quorum, fragments = metadata.quorum, metadata.fragments
@@ -112,7 +112,7 @@ def kind_of(metadata: LedgerMetadata) -> Kind:
     elif not is_foreign:
         fragments, written = fragments[:-1], _shown(fragments[-1].ensemble, quorum)
     ensembles = {_shown(each.ensemble, quorum) for each in fragments}
-    return Kind(tuple(sorted(ensembles)), written, quorum, is_closed, is_foreign)
+    return LedgerKind(tuple(sorted(ensembles)), written, quorum, is_closed, is_foreign)
 
 
 def _shown(ensemble: tuple[BookieId, ...], quorum: Quorum) -> tuple[BookieId, ...]:
@@ -133,7 +133,7 @@ AGAIN_S = 3_600.0
 """Seconds after which a count is repeated although every bookie that a ledger names is registered."""
 
 
-class Taken(NamedTuple):
+class CompletedCount(NamedTuple):
     """A count that was completed."""
 
     census: Census
@@ -145,7 +145,7 @@ class Taken(NamedTuple):
     """The bookies that any ledger names."""
 
 
-def is_due(last: Taken | None, away: Collection[BookieId], now: float) -> bool:
+def is_due(last: CompletedCount | None, away: Collection[BookieId], now: float) -> bool:
     """Return True if the ledgers are to be counted now. `away`: bookies that are known and not registered."""
     if last is None:
         return True

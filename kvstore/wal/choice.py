@@ -20,7 +20,7 @@ URGENT_QUARANTINE_S = 0.5
 """The same for a ledger that can confirm nothing without one: who failed a moment ago may well be back."""
 
 
-class BookieView(Protocol):
+class BookieRegistrations(Protocol):
     """The registered bookies, kept up to date (kvstore.meta.bookies)."""
 
     current: Bookies
@@ -35,7 +35,7 @@ class BookieChoice:
 
     def __init__(
         self,
-        view: BookieView,
+        view: BookieRegistrations,
         store: MetadataStore,
         *,
         clock: Clock,

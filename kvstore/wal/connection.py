@@ -80,7 +80,7 @@ class Connection:
         self._adds: dict[int, AddDone] = {}
         self._reads: dict[int, tuple[ReadDone, float]] = {}
         """Who waits, and until when."""
-        self._heard_at = 0.0
+        self._received_at = 0.0
         """When anything was last heard, or the first of the reads outstanding was sent."""
         self._progress_at = 0.0
         """When the last add was answered, or the first of those outstanding was sent."""
@@ -124,7 +124,7 @@ class Connection:
             return txn
         now = self._clock.now()
         if not self._reads:
-            self._heard_at = now
+            self._received_at = now
         self._reads[txn] = done, now + timeout_s
         self._send(frame(txn))
         return txn
@@ -161,7 +161,7 @@ class Connection:
         """Why nothing can be sent now; "" if it can. Starts a connection if there is none."""
         if self._is_closed:
             return f"{self.bookie}: this client is closing"
-        if self._is_crowded():
+        if self._is_overloaded():
             return f"{self.bookie}: too much is waiting for it"
         if self._stream is not None:
             return ""
@@ -172,7 +172,7 @@ class Connection:
             self._nursery.spawn(self._connect(), name=f"connect {self.bookie}")
         return ""
 
-    def _is_crowded(self) -> bool:
+    def _is_overloaded(self) -> bool:
         if self._unsent_bytes > BUFFERED_BYTES_MAX and self._stream is not None:
             self._unsent_bytes = self._stream.get_write_buffer_size()
         too_many = len(self._adds) + len(self._reads) >= OUTSTANDING_MAX
@@ -227,7 +227,7 @@ class Connection:
     def delivered(self, link: _Link, payloads: list[bytes], fault: str) -> None:
         """Answers have come, in frames."""
         stored = False
-        self._heard_at = self._clock.now()
+        self._received_at = self._clock.now()
         for payload in payloads:
             txn = wire.stored_txn(payload)
             if txn >= 0:
@@ -238,18 +238,18 @@ class Connection:
             elif link is self.link:
                 self._answered(payload)
         if stored:
-            self._progress_at = self._heard_at
+            self._progress_at = self._received_at
             self._retry_s = RETRY_MIN_S
         if fault:
             self._abort(fault)
 
     # docs/protocol.md B32
-    def _greeted(self, answer: Answer) -> None:
+    def _hello_answered(self, answer: Answer) -> None:
         """The bookie has answered the first request. Nobody waits for that, but it may be a refusal."""
         self._hello_txn = -1
         self.refusal = "", -math.inf
         if answer.status == Status.UNAUTHORIZED:
-            error = NotLetIn(
+            error = NotAdmitted(
                 f"{self.bookie}: it does not let this process in: it is of another cluster than "
                 f"{self._cluster or 'ours'}, or wants TLS; its log says which"
             )
@@ -267,7 +267,7 @@ class Connection:
             self._abort(str(error))
             return
         if answer.txn == self._hello_txn:
-            self._greeted(answer)
+            self._hello_answered(answer)
             return
         if answer.operation == Operation.ADD_ENTRY:
             done = self._adds.pop(answer.txn, None)
@@ -330,7 +330,7 @@ class Connection:
         if self._adds and not self._is_connecting and now - self._progress_at > ADD_SILENCE_S:
             self._abort(f"no add was answered for {ADD_SILENCE_S} s")
         late = [txn for txn, (_, deadline) in self._reads.items() if deadline <= now]
-        if late and now - self._heard_at > READ_SILENCE_S and not self._is_connecting:
+        if late and now - self._received_at > READ_SILENCE_S and not self._is_connecting:
             self._abort(f"nothing was heard for {READ_SILENCE_S} s")
         for txn in late:
             if (waiting := self._reads.pop(txn, None)) is not None:
@@ -370,7 +370,7 @@ def settle(answered: asyncio.Future[Answer | BookieError], answer: Answer | Book
         answered.set_result(answer)
 
 
-class NotLetIn(BookieError):
+class NotAdmitted(BookieError):
     """The bookie is there and serves others: those of its own cluster, by TLS if it wants that."""
 
 

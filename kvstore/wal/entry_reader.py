@@ -13,8 +13,8 @@ from kvstore.proto.digest import EntryDigest, Packet
 from kvstore.types import BookieId, EntryId, LedgerMetadata
 from kvstore.wal import reader
 from kvstore.wal.ports import BookieClient
-from kvstore.wal.reader import Answered, Ask, Done, EntryRead, Impossible, Late, in_order
-from kvstore.wal.shares import Share, shares_of
+from kvstore.wal.reader import Answered, AskBookie, Done, EntryRead, HedgeDue, Impossible, in_order
+from kvstore.wal.shares import ReadShare, shares_of
 
 HEDGE_S = 0.05
 """After so long a second bookie is asked beside the first."""
@@ -45,7 +45,7 @@ class EntryReader:
     async def read(self, entry: EntryId) -> Packet:
         """One confirmed entry. Raises BookieError if too few bookies answer, NoSuchEntry if all of its write set lack
         it."""
-        return await _Reading(self, entry).result()
+        return await _ReadInFlight(self, entry).result()
 
     async def read_or_error(self, entry: EntryId) -> Packet | StoreError:
         """The same with the error as a value, for reads that run as tasks."""
@@ -77,7 +77,7 @@ class EntryReader:
             found.update(await task)
         return found
 
-    async def _share(self, share: Share, bytes_max: int) -> dict[EntryId, Packet]:
+    async def _share(self, share: ReadShare, bytes_max: int) -> dict[EntryId, Packet]:
         bookie, entries = share
         ledger, span = self.metadata.ledger, range(entries[0], entries[-1] + 1)
         try:
@@ -100,15 +100,15 @@ class EntryReader:
             answer = await self._bookies.read(bookie, self.metadata.ledger, entry)
         except (BookieError, LedgerFenced) as error:
             self.troubled.add(bookie)
-            return reader.Failed(bookie, str(error))
+            return reader.ReadFailed(bookie, str(error))
         self.troubled.discard(bookie)
         return Answered(bookie, answer.packet)
 
-    def spawn(self, reading: _Reading, bookie: BookieId) -> None:
+    def spawn(self, reading: _ReadInFlight, bookie: BookieId) -> None:
         self._nursery.spawn(reading.ask(bookie), name=f"read {reading.entry} at {bookie}")
 
 
-class _Reading:
+class _ReadInFlight:
     """One read under way."""
 
     def __init__(self, owner: EntryReader, entry: EntryId) -> None:
@@ -122,7 +122,7 @@ class _Reading:
     def _late(self) -> None:
         if self._first != self._owner.own:
             self._owner.troubled.add(self._first)
-        self._tell(Late())
+        self._tell(HedgeDue())
 
     async def result(self) -> Packet:
         hedge = asyncio.get_running_loop().call_later(HEDGE_S, self._late)
@@ -143,7 +143,7 @@ class _Reading:
     def _perform(self, commands: list[reader.Command]) -> None:
         for command in commands:
             match command:
-                case Ask(bookie):
+                case AskBookie(bookie):
                     self._owner.spawn(self, bookie)
                 case Done(packet):
                     self._done.set_result(packet)

@@ -30,13 +30,14 @@ from kvstore.wal.coverage import is_somewhere_short
 from kvstore.wal.ensembles import closed_by_writer, with_swaps
 from kvstore.wal.ports import AppendDone, BookieClient
 from kvstore.wal.writer import (
+    AddFailed,
+    AddStored,
     Append,
     ChangeFailed,
     Command,
     Confirm,
     EnsembleChanged,
     Event,
-    Failed,
     Fenced,
     GaveUp,
     Halt,
@@ -44,10 +45,9 @@ from kvstore.wal.writer import (
     ReplaceBookies,
     Returned,
     Spares,
-    State,
-    Stop,
+    StopWriting,
     Store,
-    Stored,
+    WriterState,
 )
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class LedgerHandle:
         self._appended_at = -BUSY_S
         self._lac_idle_s = LAC_IDLE_S
         self._probing: set[BookieId] = set()
-        self._unheard: set[BookieId] = set()
+        self._silent: set[BookieId] = set()
         """Given up with adds outstanding. That they answer a question says nothing of their disk: one of these adds
         does."""
         self.created_at = self.progress_at = self._now()
@@ -123,7 +123,7 @@ class LedgerHandle:
 
     @property
     def is_halted(self) -> bool:
-        return self.writer.state is State.HALTED
+        return self.writer.state is WriterState.HALTED
 
     def append(self, payload: bytes, done: AppendDone) -> None:
         """Send an entry; `done` in the order of the appends. The handle must not be halted."""
@@ -146,7 +146,7 @@ class LedgerHandle:
 
     def stop(self, error: StoreError) -> None:
         """Send nothing more; entries in flight end as OutcomeUnknown."""
-        self._feed(Stop(error))
+        self._feed(StopWriting(error))
 
     def look_for_spares(self) -> None:
         """Tell the writer who could replace a failed bookie now."""
@@ -198,7 +198,7 @@ class LedgerHandle:
                     self._perform(command)
         finally:
             self._is_feeding = False
-        if self._is_changing and self.writer.state is not State.CHANGING:
+        if self._is_changing and self.writer.state is not WriterState.CHANGING:
             self._is_changing = False
             self._settled.set()
 
@@ -214,7 +214,7 @@ class LedgerHandle:
                 self._nursery.spawn(self._replace(), name=f"ledger {self.ledger} replace bookies")
             case GaveUp(bookies):
                 for bookie in bookies:
-                    self._unheard.add(bookie)
+                    self._silent.add(bookie)
                     self._keep_away(bookie, "too much is owed to it")
             case Halt(error):
                 self._halt(error)
@@ -222,13 +222,13 @@ class LedgerHandle:
                 assert_never(command)
 
     def _added(self, entry: EntryId, bookie: BookieId, error: StoreError | None) -> None:
-        if self._unheard:
-            self._unheard.discard(bookie)
+        if self._silent:
+            self._silent.discard(bookie)
         if error is None:
             if self._traces.live:
                 self._traces.stored(self.ledger, entry, bookie)
             if self._is_feeding:
-                self._events.append(Stored(entry, bookie))
+                self._events.append(AddStored(entry, bookie))
             elif commands := self.writer.stored(entry, bookie):
                 self._perform_all(commands)
         elif self._is_closing:
@@ -294,7 +294,7 @@ class LedgerHandle:
     def _bookie_failed(self, bookie: BookieId, error: StoreError) -> None:
         if self.is_halted or bookie in self.writer.failed:
             return
-        self._feed(Failed(bookie))
+        self._feed(AddFailed(bookie))
         self._keep_away(bookie, error)
 
     # docs/protocol.md W2
@@ -303,7 +303,7 @@ class LedgerHandle:
         race with the end that is recorded."""
         if self._is_closing:
             return
-        self._unheard.add(bookie)
+        self._silent.add(bookie)
         self._bookie_failed(bookie, BookieError(f"{bookie}: {reason}"))
 
     def _keep_away(self, bookie: BookieId, why: object) -> None:
@@ -334,7 +334,7 @@ class LedgerHandle:
                     self.ledger, lambda recorded: with_swaps(recorded, mine, first, swapped)
                 )
             except (LedgerFenced, LedgerClosed, NoSuchLedger) as error:
-                self._feed(Stop(error))
+                self._feed(StopWriting(error))
                 return
             except MetadataUnavailable:
                 if not is_unknown:
@@ -360,7 +360,7 @@ class LedgerHandle:
                 if delay_s >= PROBE_MAX_S:
                     break  # back for good
                 continue
-            if bookie in self._unheard:
+            if bookie in self._silent:
                 delay_s = PROBE_MIN_S
                 continue
             if not self._ports.choice.is_readonly(bookie) and await self._answers(bookie):
@@ -368,7 +368,7 @@ class LedgerHandle:
                 if bookie not in self.writer.failed:
                     self._on_return(bookie)
         self._probing.discard(bookie)
-        self._unheard.discard(bookie)
+        self._silent.discard(bookie)
 
     async def _answers(self, bookie: BookieId) -> bool:
         try:

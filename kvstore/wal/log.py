@@ -13,10 +13,10 @@ from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, BookieId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import LedgerCreator, PasswordOf, no_password
 from kvstore.wal.handle import LedgerPorts
-from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.leading.owners import Owners
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.new_ids import NewLedgerIds
@@ -42,7 +42,7 @@ class PartitionLogs:
         is_release: Callable[[bytes], bool],
         config: LogConfig | None = None,
         password_of: PasswordOf = no_password,
-        pace: Pace | None = None,
+        pace: CopyPace | None = None,
         on_marked: Callable[[], None] = lambda: None,
         instance_id: str | None = None,
     ) -> None:
@@ -57,7 +57,7 @@ class PartitionLogs:
         new_ids = NewLedgerIds(store, bookies, choice, self._identity, clock=env.clock, nursery=env.nursery)
         self._lists = LedgerLists(store, new_ids.saw_list)
         self._is_release = is_release
-        self._pace = pace or Pace(env.clock, BYTES_PER_S)
+        self._pace = pace or CopyPace(env.clock, BYTES_PER_S)
         self._owners = Owners()
         self._marks, self._on_marked = Underreplication(store), on_marked
         self._readers_lists = ReadersLists(store, new_ids.saw_list)
@@ -83,7 +83,7 @@ class PartitionLogs:
         next_seq: Callable[[], Seq],
         applied: Callable[[], Position | None] = lambda: None,
         others: Others = nobody,
-    ) -> OpenLog:
+    ) -> OpenLeaderLog:
         """Take the log over; see Logs."""
         await self._identity.check()
         nursery = self._env.nursery.child(f"{partition} log")
@@ -102,7 +102,7 @@ class PartitionLogs:
             raise
         for reader in self._readers.get(partition, ()):
             reader.nudge()
-        return OpenLog(
+        return OpenLeaderLog(
             partition,
             opened,
             store=self._store,

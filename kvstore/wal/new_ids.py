@@ -31,7 +31,7 @@ ANSWERS_S = 0.25
 waits longer than this anyway, and both waits run at the same time."""
 
 
-class Seen(NamedTuple):
+class SeenLedger(NamedTuple):
     """The highest id that was seen, and where."""
 
     ledger: LedgerId
@@ -59,12 +59,12 @@ class NewLedgerIds:
         self._identity = identity
         self._clock = clock
         self._nursery = nursery
-        self.seen = Seen(NO_LEDGER, "nobody")
+        self.seen = SeenLedger(NO_LEDGER, "nobody")
 
     def saw(self, ledger: LedgerId, where: str) -> None:
         """Note that a ledger of the cluster has this id."""
         if ledger > self.seen.ledger:
-            self.seen = Seen(ledger, where)
+            self.seen = SeenLedger(ledger, where)
 
     def saw_list(self, listed: LedgerList) -> None:
         """Note the ids in a partition's list."""

@@ -24,8 +24,19 @@ from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.read_ahead import ENTRIES_MAX, ReadAhead
-from kvstore.wal.recovery import READ_AHEAD, AskEntry, AskLast, EntryAnswer, Found, LastAnswer, Phase, Recovery, Unknown
+from kvstore.wal.recovery import (
+    READ_AHEAD,
+    AskEntry,
+    AskLast,
+    EntryAnswer,
+    LastAnswer,
+    Phase,
+    Recovery,
+    TailEntry,
+    Unknown,
+)
 from kvstore.wal.writer import (
+    AddStored,
     Append,
     Confirm,
     EnsembleChanged,
@@ -34,7 +45,6 @@ from kvstore.wal.writer import (
     ReplaceBookies,
     Spares,
     Store,
-    Stored,
 )
 
 log = logging.getLogger(__name__)
@@ -184,9 +194,9 @@ class _Run:
             case AskEntry(entry, bookies):
                 for bookie in bookies:
                     self._nursery.spawn(self._ask(bookie, entry), name=f"read {entry} at {bookie}")
-            case Found(packet):
+            case TailEntry(packet):
                 self._write_back(packet)
-            case recovery.Ended(last, _):
+            case recovery.EndFound(last, _):
                 self.end = last
                 self._finish_if_written()
             case recovery.Undecided(reason):
@@ -288,14 +298,14 @@ class _Run:
         if self._done.done():
             return
         if error is None:
-            self._feed(Stored(entry, bookie))
+            self._feed(AddStored(entry, bookie))
         elif isinstance(error, LedgerFenced):  # docs/protocol.md B36
             self._fail(NotRecoverable(f"ledger {self.metadata.ledger} entry {entry}: {bookie} has another payload"))
         else:
             self._ports.choice.failed(bookie)
             # Together with the failure: after each feed somebody looks whether the write-back has come to its end.
             self._events.append(Spares(self._ports.choice.spares()))
-            self._feed(writer.Failed(bookie))
+            self._feed(writer.AddFailed(bookie))
 
     def _replace(self) -> None:
         """In memory: the closing compare-and-set publishes it, so that no other recovery sees the emptier ensemble

@@ -32,7 +32,7 @@ Zones = Mapping[BookieId, str]
 _INCARNATION = re.compile(r"(.+)-[0-9a-f]{12}")
 
 
-class Move(NamedTuple):
+class BookieSwap(NamedTuple):
     """One bookie takes another's place."""
 
     leaving: BookieId
@@ -126,7 +126,7 @@ def better_place(
     spares: Collection[BookieId],
     luck: Random,
     own: BookieId | None = None,
-) -> Move | None:
+) -> BookieSwap | None:
     """The move of one place to a spare bookie that takes most clashes away; None if none takes any. The own bookie
     stays where another can go."""
     if not clashes(ensemble, write, zones):
@@ -134,13 +134,13 @@ def better_place(
     machines = {machine_of(bookie) for bookie in ensemble}
     free = sorted(bookie for bookie in spares if zones.get(bookie) and machine_of(bookie) not in machines)
     luck.shuffle(free)
-    best: tuple[tuple[int, bool], Move] | None = None
+    best: tuple[tuple[int, bool], BookieSwap] | None = None
     for place, leaving in enumerate(ensemble):
         now = _clashes_at(place, leaving, ensemble, write, zones)
         for newcomer in free if now else ():
             rank = _clashes_at(place, newcomer, ensemble, write, zones) - now, leaving == own
             if rank[0] < 0 and (best is None or rank < best[0]):
-                best = rank, Move(leaving, newcomer)
+                best = rank, BookieSwap(leaving, newcomer)
     return best[1] if best else None
 
 

@@ -100,7 +100,7 @@ class BookieClient(Protocol):
         once, perhaps before this returns."""
         ...
 
-    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: LedgerId, listener: EntryListener) -> Callable[[], None] | None:
         """Have the node's own bookie tell what it stores of the ledger from now on; what is returned ends it. None if
         there is no bookie here, or it does not know the ledger."""
         ...
@@ -115,7 +115,7 @@ class BookieClient(Protocol):
         ...
 
 
-class Listener(Protocol):
+class EntryListener(Protocol):
     """Hears of one ledger what the node's own bookie has on its disk."""
 
     def entry_stored(self, entry: int, packet: bytes) -> None:
@@ -127,7 +127,7 @@ class Listener(Protocol):
         ...
 
 
-class OwnLedgers(Protocol):
+class NewestLedger(Protocol):
     """The cluster's own ledgers of which a bookie has had a record."""
 
     newest: LedgerId
@@ -139,7 +139,7 @@ class LocalBookie(Protocol):
     answers as it would on the wire. Each `done` is called once, on the event loop, perhaps before the call returns."""
 
     @property
-    def own_ledgers(self) -> OwnLedgers: ...
+    def own_ledgers(self) -> NewestLedger: ...
 
     def add(
         self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Callable[[Status], Any]
@@ -185,7 +185,7 @@ class LocalBookie(Protocol):
         """As `read`, once the LAC has passed `previous_lac` or at the timeout."""
         ...
 
-    def listen(self, ledger: int, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: int, listener: EntryListener) -> Callable[[], None] | None:
         """See BookieClient."""
         ...
 
@@ -274,7 +274,7 @@ class LeaderLog(Protocol):
         ...
 
     # docs/protocol.md G26
-    def hear_applied(self, position: Position) -> bool:
+    def report_applied(self, position: Position) -> bool:
         """Another replica has applied an entry at `position`, and cannot find its ledger in the list. Return True, and
         lose the log, if this leader does not know that ledger either: its list is from an older copy."""
         ...

@@ -25,21 +25,21 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ReadFailed:
     bookie: BookieId
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class HedgeDue:
     """The bookies that were asked have taken long enough for another to be asked beside them."""
 
 
-Event = Answered | Failed | Late
+Event = Answered | ReadFailed | HedgeDue
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskBookie:
     bookie: BookieId
 
 
@@ -53,7 +53,7 @@ class Impossible:
     error: StoreError
 
 
-Command = Ask | Done | Impossible
+Command = AskBookie | Done | Impossible
 
 
 def in_order(
@@ -91,11 +91,11 @@ class EntryRead:
         match event:
             case Answered(bookie, packet):
                 return self._answered(bookie, packet)
-            case Failed(bookie, reason):
+            case ReadFailed(bookie, reason):
                 self._awaited.discard(bookie)
                 self._failures.append(f"{bookie}: {reason}")
                 return self._ask_next()
-            case Late():
+            case HedgeDue():
                 return self._ask_next() if self._to_ask else []
             case _:
                 assert_never(event)
@@ -118,7 +118,7 @@ class EntryRead:
         if self._to_ask:
             bookie = self._to_ask.pop(0)
             self._awaited.add(bookie)
-            return [Ask(bookie)]
+            return [AskBookie(bookie)]
         if self._awaited:
             return []
         self._done = True

@@ -82,14 +82,14 @@ class AskEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TailEntry:
     """The next entry of the ledger's tail."""
 
     packet: Packet
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndFound:
     """The ledger ends at `last`. `length` is None if no entry was read: then the driver reads `last` to learn it."""
 
     last: EntryId
@@ -103,10 +103,10 @@ class Undecided:
     reason: str
 
 
-Command = AskLast | AskEntry | Found | Ended | Undecided
+Command = AskLast | AskEntry | TailEntry | EndFound | Undecided
 
 
-class _Asked:
+class _EntryAnswers:
     """The answers about one entry."""
 
     __slots__ = ("absent", "packet", "silent")
@@ -132,7 +132,7 @@ class Recovery:
         self._silent: set[int] = set()
         self._next = EntryId(0)
         """The first entry that is not decided."""
-        self._asked: dict[EntryId, _Asked] = {}
+        self._asked: dict[EntryId, _EntryAnswers] = {}
         self._length: int | None = None
 
     def start(self) -> list[Command]:
@@ -167,7 +167,7 @@ class Recovery:
         return [self._ask(EntryId(self._next + i)) for i in range(READ_AHEAD)]
 
     def _ask(self, entry: EntryId) -> AskEntry:
-        self._asked[entry] = _Asked()
+        self._asked[entry] = _EntryAnswers()
         places = write_set_indexes(entry, self.metadata.quorum)
         return AskEntry(entry, tuple(self._ensemble[i] for i in places))
 
@@ -212,7 +212,7 @@ class Recovery:
                 commands += self._take(asked.packet)
             elif is_window_covered(places, asked.absent, quorum):
                 self.phase = Phase.ENDED
-                return [*commands, Ended(EntryId(self._next - 1), self._length)]
+                return [*commands, EndFound(EntryId(self._next - 1), self._length)]
             elif asked.absent.union(asked.silent).issuperset(places):
                 silent = ", ".join(self._ensemble[i] for i in sorted(asked.silent))
                 return [*commands, *self._give_up(f"entry {self._next}: no definite answer from {silent}")]
@@ -224,7 +224,7 @@ class Recovery:
         self._length = packet.length
         self._next = EntryId(self._next + 1)
         self.found += 1
-        return [Found(packet), self._ask(EntryId(self._next + READ_AHEAD - 1))]
+        return [TailEntry(packet), self._ask(EntryId(self._next + READ_AHEAD - 1))]
 
     def _give_up(self, reason: str) -> list[Command]:
         self.phase = Phase.UNDECIDED

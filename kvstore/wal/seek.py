@@ -32,7 +32,7 @@ LookIn = Callable[[LedgerList], Awaitable[tuple[Position, bytes] | None]]
 IsBefore = Callable[[bytes], bool]
 
 
-class Found(NamedTuple):
+class SeekResult(NamedTuple):
     """A place in a log."""
 
     position: Position
@@ -59,16 +59,16 @@ class Seeker:
     def __init__(self, ports: LedgerPorts, lists: LedgerLists, nursery: Nursery) -> None:
         self._ports, self._lists, self._nursery = ports, lists, nursery
 
-    async def end(self, partition: PartitionId, *, for_good: bool = False) -> Found:
+    async def end(self, partition: PartitionId, *, for_good: bool = False) -> SeekResult:
         """The last entry that is known to be confirmed: an idle log's very last. `for_good`: somebody concludes that
-        nothing follows, so bookies that may lack entries are not heard."""
+        nothing follows, so bookies that may lack entries are not lacs."""
 
         async def end_of(listed: LedgerList) -> tuple[Position, bytes] | None:
             return await self._end_of(listed, for_good=for_good)
 
         return await self._search(partition, end_of)
 
-    async def last(self, partition: PartitionId, is_before: IsBefore) -> Found:
+    async def last(self, partition: PartitionId, is_before: IsBefore) -> SeekResult:
         """The last entry of which `is_before` is true."""
 
         async def halve(listed: LedgerList) -> tuple[Position, bytes] | None:
@@ -77,7 +77,7 @@ class Seeker:
 
         return await self._search(partition, halve)
 
-    async def _search(self, partition: PartitionId, look_in: LookIn) -> Found:
+    async def _search(self, partition: PartitionId, look_in: LookIn) -> SeekResult:
         for attempt in range(ATTEMPTS):
             listed, _ = await self._lists.read(partition, latest=attempt > 0)
             try:
@@ -87,10 +87,10 @@ class Seeker:
                     raise
                 continue
             if found is not None:
-                return Found(*found, listed)
+                return SeekResult(*found, listed)
             break
         first = Position(listed.ledgers[0].id, NO_ENTRY) if listed.ledgers else BEGINNING
-        return Found(first, None, listed)
+        return SeekResult(first, None, listed)
 
     async def _end_of(self, listed: LedgerList, *, for_good: bool) -> tuple[Position, bytes] | None:
         for each in reversed(listed.ledgers):
@@ -150,7 +150,7 @@ class Seeker:
             return metadata.last_entry
         fragment = metadata.fragments[-1]
         places = sorted(range(len(fragment.ensemble)), key=lambda at: fragment.ensemble[at] != self._ports.choice.own)
-        heard: dict[int, EntryId] = {}
+        lacs: dict[int, EntryId] = {}
         failure: BookieError | None = None
         for place in places:
             try:
@@ -158,11 +158,11 @@ class Seeker:
                 lac = await self._ports.bookies.read_lac(bookie, metadata.ledger, reader.digest)
                 if for_good:
                     await self._be_sure(bookie, metadata.ledger, lac)
-                heard[place] = lac
+                lacs[place] = lac
             except BookieError as error:
                 failure = error
-            if is_covered(heard, metadata.quorum):  # so one among them had the last entry in time
-                return max(*heard.values(), EntryId(fragment.first - 1))
+            if is_covered(lacs, metadata.quorum):  # so one among them had the last entry in time
+                return max(*lacs.values(), EntryId(fragment.first - 1))
         raise BookieError(f"ledger {metadata.ledger}: too few bookies tell where it ends: {failure}")
 
     # docs/protocol.md B7, L7

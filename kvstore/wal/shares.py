@@ -11,7 +11,7 @@ from kvstore.types import BookieId, EntryId
 from kvstore.wal.reader import in_order
 
 
-class Share(NamedTuple):
+class ReadShare(NamedTuple):
     """Entries that one bookie is asked for together."""
 
     bookie: BookieId
@@ -26,11 +26,11 @@ def shares_of(
     avoided: Collection[BookieId],
     *,
     gap_max: int,
-) -> list[Share]:
+) -> list[ReadShare]:
     """Of rising entries: each goes to one bookie of its write set, to as few bookies as the nearest can spare. Of an
     entry that only `avoided` ones have there is no share; nor of those behind a gap of more than `gap_max`, since a
     bookie gives what is in the gap too, nor of an entry that would be alone in one."""
-    shares: list[Share] = []
+    shares: list[ReadShare] = []
     left = list(entries)
     nearest = own if own is not None and own not in avoided else None
     while left:
@@ -38,7 +38,7 @@ def shares_of(
             nearest = in_order(write_set(left[0]), own, avoided)[0]
         mine = [entry for entry in left if nearest in write_set(entry)]
         if mine and nearest not in avoided:
-            shares.append(Share(nearest, _close_together(mine, gap_max)))
+            shares.append(ReadShare(nearest, _close_together(mine, gap_max)))
             left = [entry for entry in left if nearest not in write_set(entry)]
         elif mine:
             del left[0]

@@ -33,7 +33,7 @@ Pack = Callable[[EntryId, EntryId, int, bytes], bytes]
 """(entry, lac, length, payload) -> the packet that bookies store."""
 
 
-class State(Enum):
+class WriterState(Enum):
     OPEN = auto()
     CHANGING = auto()
     HALTED = auto()
@@ -45,13 +45,13 @@ class Append(NamedTuple):
     """Boot-time clock; kept as the entry's first-send time."""
 
 
-class Stored(NamedTuple):
+class AddStored(NamedTuple):
     entry: EntryId
     bookie: BookieId
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class AddFailed:
     """The bookie did not store what it was sent: unreachable, silent, read-only or broken."""
 
     bookie: BookieId
@@ -91,13 +91,13 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopWriting:
     """The ledger is not this writer's any more for another reason."""
 
     error: StoreError
 
 
-Event = Append | Stored | Failed | Returned | Spares | EnsembleChanged | ChangeFailed | Fenced | Stop
+Event = Append | AddStored | AddFailed | Returned | Spares | EnsembleChanged | ChangeFailed | Fenced | StopWriting
 
 
 class Store(msgspec.Struct, frozen=True):
@@ -162,7 +162,7 @@ class LedgerWriter:
     ) -> None:
         """`after`, `length`: the last entry that is safe already, and the payload bytes up to it. `frozen_lac`: what a
         recovery's packets carry as last add confirmed."""
-        self.state = State.OPEN
+        self.state = WriterState.OPEN
         self.metadata = metadata
         self.last_added = after
         self.last_confirmed = after
@@ -216,14 +216,14 @@ class LedgerWriter:
 
     def handle(self, event: Event) -> list[Command]:
         """Return the commands that `event` calls for. Once HALTED, nothing."""
-        if self.state is State.HALTED:
+        if self.state is WriterState.HALTED:
             return []
         match event:
             case Append(payload, now):
                 return self.append(payload, now)
-            case Stored(entry, bookie):
+            case AddStored(entry, bookie):
                 return self.stored(entry, bookie)
-            case Failed(bookie):
+            case AddFailed(bookie):
                 return self._fail(self._bits.get(bookie, 0))
             case Returned(bookie):
                 return self._return(bookie)
@@ -234,11 +234,11 @@ class LedgerWriter:
                 return self._resume(metadata, replaced)
             case ChangeFailed():
                 self._spares = frozenset()  # until the driver names some again
-                self.state = State.OPEN
+                self.state = WriterState.OPEN
                 return self._confirm_ready()
             case Fenced():
                 return self._halt(LedgerFenced(f"ledger {self.metadata.ledger} has another writer"))
-            case Stop(error):
+            case StopWriting(error):
                 return self._halt(error)
             case _:
                 assert_never(event)
@@ -297,7 +297,7 @@ class LedgerWriter:
 
     def _confirm_ready(self) -> list[Command]:
         commands: list[Command] = []
-        while self.state is State.OPEN and self.last_confirmed < self.last_added:
+        while self.state is WriterState.OPEN and self.last_confirmed < self.last_added:
             entry = EntryId(self.last_confirmed + 1)
             sent = self._sent[entry]
             if sent.acks.bit_count() < self._ack:
@@ -330,14 +330,14 @@ class LedgerWriter:
                 self._drop(entry, sent)
 
     def _replace_failed(self) -> list[Command]:
-        if self.state is not State.OPEN or not self._failed or not self._spares.difference(self._ensemble):
+        if self.state is not WriterState.OPEN or not self._failed or not self._spares.difference(self._ensemble):
             return []  # taken up when the change under way is done, or when there is a spare
-        self.state = State.CHANGING
+        self.state = WriterState.CHANGING
         return [ReplaceBookies()]
 
     def _return(self, bookie: BookieId) -> list[Command]:
         bit = self._bits.get(bookie, 0) & self._failed
-        if not bit or self.state is State.CHANGING:
+        if not bit or self.state is WriterState.CHANGING:
             return []
         self._failed &= ~bit
         for entry, sent in self._sent.items():
@@ -349,7 +349,7 @@ class LedgerWriter:
     def _resume(self, metadata: LedgerMetadata, replaced: Iterable[BookieId]) -> list[Command]:
         """Send what is unconfirmed to the places that have changed hands. A place counts as changed also if the same
         bookie was chosen for it again: it may never have got what was sent before."""
-        assert self.state is State.CHANGING, self.state
+        assert self.state is WriterState.CHANGING, self.state
         now = metadata.fragments[-1].ensemble
         changed = sum(1 << i for i, (a, b) in enumerate(zip(self._ensemble, now, strict=True)) if a != b)
         changed |= sum(self._bits.get(bookie, 0) for bookie in replaced)
@@ -357,7 +357,7 @@ class LedgerWriter:
             self._held_bytes -= len(self._sent.pop(entry).packet)  # of a former fragment
         self._seat(metadata)
         self._failed &= ~changed
-        self.state = State.OPEN
+        self.state = WriterState.OPEN
         for sent in self._sent.values():
             sent.acks &= ~changed
         return [*self._send_again(changed), *self._confirm_ready(), *self._replace_failed()]
@@ -370,7 +370,7 @@ class LedgerWriter:
         ]
 
     def _halt(self, error: StoreError) -> list[Command]:
-        self.state = State.HALTED
+        self.state = WriterState.HALTED
         self._sent.clear()
         self._held_bytes = 0
         return [Halt(error)]
@@ -379,7 +379,7 @@ class LedgerWriter:
         """The invariants."""
         ids = list(self._sent)
         assert ids == sorted(ids)
-        if self.state is not State.HALTED:
+        if self.state is not WriterState.HALTED:
             unconfirmed = [entry for entry in ids if entry > self.last_confirmed]
             assert unconfirmed == list(range(self.last_confirmed + 1, self.last_added + 1))
         assert self._held_bytes == sum(len(sent.packet) for sent in self._sent.values())
@@ -391,8 +391,8 @@ class LedgerWriter:
             if entry <= self.last_confirmed:
                 assert sent.acks.bit_count() >= self._ack
                 assert sent.targets & ~(sent.acks | self._failed), f"entry {entry} is kept for nobody"
-        if self.state is State.CHANGING:
+        if self.state is WriterState.CHANGING:
             assert self._failed
-        if self.state is State.OPEN and (head := self._sent.get(self.next_fragment)) is not None:
+        if self.state is WriterState.OPEN and (head := self._sent.get(self.next_fragment)) is not None:
             assert head.acks.bit_count() < self._ack, "an entry that is safe was not confirmed"
         assert self.metadata.fragments[-1].first <= self.next_fragment

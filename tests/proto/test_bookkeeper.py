@@ -108,7 +108,7 @@ def test_every_txn_of_ours_takes_the_short_ways_and_they_never_run_out(monkeypat
         assert wire.stored_txn(wire.encode_add_response(txn, Status.OK, 7, 9)[4:]) == txn
         assert wire.plain_add(wire.encode_add(txn, 7, 9, KEY, b"x" * 300)[4:]) == (txn, 7, 9, KEY, b"x" * 300)
     monkeypatch.setattr(bookies, "TXN_END", 4)
-    ours = bookies.Bookies(SimpleNamespace(nursery=None), lambda bookie: None)  # type: ignore[arg-type]
+    ours = bookies.BookieClients(SimpleNamespace(nursery=None), lambda bookie: None)  # type: ignore[arg-type]
     assert [ours._next_txn() for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
 
 

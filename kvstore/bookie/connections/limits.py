@@ -22,7 +22,7 @@ POLLS_TOGETHER = 4096
 in one turn of the event loop."""
 
 
-class Answers(Protocol):
+class ResponseEncoders(Protocol):
     """The encoders that both versions of the protocol have: the module of each."""
 
     def encode_add_response(self, _txn: int, status: int, ledger: int, entry: int, /) -> bytes: ...
@@ -32,7 +32,7 @@ class Answers(Protocol):
     def encode_auth_response(self, _txn: int, /) -> bytes: ...
 
 
-class Member(Protocol):
+class ClientConnection(Protocol):
     """A connection."""
 
     @property
@@ -41,7 +41,9 @@ class Member(Protocol):
         ...
 
 
-def has_room(connection: Member, size: int, connections: Iterable[Member], *, is_fence: bool = False) -> bool:
+def has_room(
+    connection: ClientConnection, size: int, connections: Iterable[ClientConnection], *, is_fence: bool = False
+) -> bool:
     """Whether an answer of `size` bytes may be kept for a connection until its client reads it. A fencing read that
     finds none has set its fence all the same; its client, a recovery, knows nothing of the entry then."""
     unread = connection.unread_bytes + size

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.connections.limits import Answers, Member, has_room, may_poll
+from kvstore.bookie.connections.limits import ClientConnection, ResponseEncoders, has_room, may_poll
 from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.reader import ReadDone
-from kvstore.bookie.turns import Turns
+from kvstore.bookie.turns import FairQueue
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
@@ -25,10 +25,10 @@ from kvstore.proto.version_two import BatchRead
 _NEGATIVE = (Status.NO_LEDGER, Status.NO_ENTRY)
 
 
-class Client(Member, Protocol):
+class AskingClient(ClientConnection, Protocol):
     """The client that asks: kvstore.bookie.connections.service.BookieConnection."""
 
-    answers: Answers
+    answers: ResponseEncoders
     """In the version of the protocol that it speaks."""
     is_named: bool
     """It has said which bookie it means, and it is this one."""
@@ -41,10 +41,10 @@ class Client(Member, Protocol):
         ...
 
 
-class Shared(Protocol):
+class SharedLimits(Protocol):
     """Shared by all clients: kvstore.bookie.connections.service.BookieService."""
 
-    lists: Turns
+    lists: FairQueue
     polls: int
 
     @property
@@ -54,7 +54,7 @@ class Shared(Protocol):
 class Questions:
     """The questions of one client."""
 
-    def __init__(self, client: Client, shared: Shared, storage: AnyStorage, config: BookieConfig) -> None:
+    def __init__(self, client: AskingClient, shared: SharedLimits, storage: AnyStorage, config: BookieConfig) -> None:
         self.pending = 0
         """Questions under way."""
         self._client, self._shared, self._storage, self._config = client, shared, storage, config

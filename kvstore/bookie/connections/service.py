@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.connections.limits import UNREAD_HIGH_BYTES, Answers
+from kvstore.bookie.connections.limits import UNREAD_HIGH_BYTES, ResponseEncoders
 from kvstore.bookie.connections.questions import Questions
 from kvstore.bookie.directories.spread import AnyStorage
-from kvstore.bookie.sparing import SparingLog
-from kvstore.bookie.turns import Turns
+from kvstore.bookie.rate_limited_log import RateLimitedLog
+from kvstore.bookie.turns import FairQueue
 from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.ports import Stream
 from kvstore.env.shares import Shares
@@ -66,8 +66,8 @@ class BookieService:
         self.config = config
         self.is_user = is_user
         self.connections: dict[BookieConnection, None] = {}
-        self.log = SparingLog(log)
-        self.lists = Turns()
+        self.log = RateLimitedLog(log)
+        self.lists = FairQueue()
         """Of the entries of a ledger: one with many holes takes long."""
         self.polls = 0
         """Long polls that wait, of all connections."""
@@ -128,11 +128,15 @@ class BookieConnection:
     def __init__(self, service: BookieService) -> None:
         self._service = service
         self._storage = storage = service.storage
-        self._statistics, self._door, self._gate = storage.statistics, storage.door, storage.gate
+        self._statistics, self._sync_gate, self._metadata_gate = (
+            storage.statistics,
+            storage.sync_gate,
+            storage.metadata_gate,
+        )
         self._config = service.config
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(wire.PAYLOAD_MAX)
-        self.answers: Answers = wire
+        self.answers: ResponseEncoders = wire
         self._backlog: deque[bytes] = deque()
         """Requests held back while the client does not read its answers, or there is no room for adds."""
         self._out: list[bytes] = []
@@ -237,11 +241,11 @@ class BookieConnection:
         """Whether the next request waits at the door; what comes behind it does too, and so keeps its place."""
         if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
             return True  # goes on in _added
-        if self._door.is_shut:
-            self._door.wait(self._serve)
+        if self._sync_gate.is_shut:
+            self._sync_gate.wait(self._serve)
             return True
-        if self._gate.is_shut and self._may_ask(payload):
-            self._gate.wait(self._serve)
+        if self._metadata_gate.is_shut and self._may_ask(payload):
+            self._metadata_gate.wait(self._serve)
             return True
         return False
 

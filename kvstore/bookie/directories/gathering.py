@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.age import AGE
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.directories.membership import Bare, Content, Plan, plan
-from kvstore.bookie.directories.places import PLACE, Place, State, decode_place, encode_place
-from kvstore.bookie.identity import STARTS, VERSION, Identity, establish
+from kvstore.bookie.directories.membership import Bare, Content, DirectoryPlan, plan
+from kvstore.bookie.directories.places import PLACE, MemberState, PlaceFile, decode_place, encode_place
+from kvstore.bookie.identity import STARTS, VERSION, BookieIdentity, establish
 from kvstore.bookie.opening import make_directory
 from kvstore.bookie.small_files import contents, read_file, replace_file
 from kvstore.env.ports import Env
@@ -45,13 +45,13 @@ class Directory:
 class Gathered:
     """A bookie's directories, ready to be read back."""
 
-    identity: Identity
+    identity: BookieIdentity
     directories: tuple[Directory, ...]
-    plan: Plan
+    plan: DirectoryPlan
 
 
 async def gather(
-    env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: Authority
+    env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: LedgerAuthority
 ) -> Gathered:
     """Find out which directories this bookie has, and who it is. Raises ConfigError that names the directory at fault,
     MetadataError, OSError (a disk is full)."""
@@ -70,7 +70,7 @@ class _Gathering:
     def __init__(self, env: Env, config: BookieConfig) -> None:
         self._env, self._disk, self._config = env, env.disk, config
 
-    async def run(self, cookies: CookieStore, instance_id: str, authority: Authority) -> Gathered:
+    async def run(self, cookies: CookieStore, instance_id: str, authority: LedgerAuthority) -> Gathered:
         used = [each for each in self._config.directories if each not in self._config.lost_dirs]
         found = plan({each: self._look(each) for each in used}, self._config.lost_dirs, self._draw)
         anchor = min(found.present)
@@ -110,18 +110,18 @@ class _Gathering:
     def _draw(self) -> str:
         return f"{self._env.random.getrandbits(64):016x}"
 
-    def _change(self, found: Plan, anchor: int) -> Plan:
+    def _change(self, found: DirectoryPlan, anchor: int) -> DirectoryPlan:
         """Bring all directories up to what was decided: step by step, each in all of them before the next."""
         if found.is_changed:
             self.say(found, found.present)
         if found.joining:
             for number in found.joining:
                 self._join(found, number, found.paths[anchor])
-            found = found.after(State.JOINING, State.PRESENT)
+            found = found.after(MemberState.JOINING, MemberState.PRESENT)
             self.say(found, found.present)
         return replace(found, is_changed=False)
 
-    def _join(self, found: Plan, number: int, anchor: str) -> None:
+    def _join(self, found: DirectoryPlan, number: int, anchor: str) -> None:
         """Make a directory that nothing was ever stored in. What a crash has left of this is made again."""
         path, disk = found.paths[number], self._disk
         self._refuse_one_place(found, number)
@@ -137,23 +137,23 @@ class _Gathering:
             raise error if is_passing(error) else unreadable(path, error) from error
         log.warning("bookie=%s has a new directory %d: %s", found.bookie, number, path)
 
-    def _refuse_one_place(self, found: Plan, number: int) -> None:
+    def _refuse_one_place(self, found: DirectoryPlan, number: int) -> None:
         """Raise ConfigError if a new directory is another one by another path: two journals would overwrite each
         other. The other one has its own number written in it by now, so bind mounts are found, too."""
         content = self._look(found.paths[number])
-        if isinstance(content, Place) and content.here != number:
+        if isinstance(content, PlaceFile) and content.here != number:
             raise ConfigError(
                 f"expected storage.journal_dirs to name distinct directories, got {found.paths[number]} and "
                 f"{found.paths[content.here]}, which are one; name each directory once"
             )
 
-    def say(self, found: Plan, numbers: Iterable[int]) -> None:
+    def say(self, found: DirectoryPlan, numbers: Iterable[int]) -> None:
         """Let directories say what is decided."""
         for number in numbers:
-            said = Place(found.bookie, found.version, number, found.members)
+            said = PlaceFile(found.bookie, found.version, number, found.members)
             replace_file(self._disk, f"{found.paths[number]}/{PLACE}", encode_place(said))
 
-    def _directory(self, number: int, found: Plan, anchor: int, identity: Identity) -> Directory:
+    def _directory(self, number: int, found: DirectoryPlan, anchor: int, identity: BookieIdentity) -> Directory:
         path = found.paths[number]
         if number == anchor:
             doubts = identity.doubts
@@ -164,8 +164,8 @@ class _Gathering:
         return Directory(number, path, self._config.index_dir if number == 0 else f"{path}/{INDEX}", doubts)
 
 
-def say_gone(env: Env, config: BookieConfig, found: Plan) -> Plan:
+def say_gone(env: Env, config: BookieConfig, found: DirectoryPlan) -> DirectoryPlan:
     """Note that the lost directories are gone: what they may have held is in limbo, on the disks. Raises OSError."""
-    now = found.after(State.LOST, State.GONE)
+    now = found.after(MemberState.LOST, MemberState.GONE)
     _Gathering(env, config).say(now, now.present)
     return now

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvstore.bookie.directories.choice import Candidate, choose
-from kvstore.bookie.directories.part import Part
+from kvstore.bookie.directories.part import DirectoryStorage
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 class Homes:
     """The directories in which one bookie's ledgers are."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[DirectoryStorage]) -> None:
         self._parts = parts
-        self._under_way: dict[int, tuple[Part, int]] = {}
+        self._under_way: dict[int, tuple[DirectoryStorage, int]] = {}
         """Ledgers that no directory knows: where what is asked about each goes, and how much of that waits."""
 
     def check(self) -> None:
@@ -29,7 +29,7 @@ class Homes:
 
         Only a directory that somebody else has written to brings that about.
         """
-        seen: dict[int, Part] = {}
+        seen: dict[int, DirectoryStorage] = {}
         for part in self._parts:
             for ledger in sorted(part.ledgers):
                 other = seen.setdefault(ledger, part)
@@ -40,7 +40,7 @@ class Homes:
                         each.doubt(ledger)
 
     @property
-    def alive(self) -> list[Part]:
+    def alive(self) -> list[DirectoryStorage]:
         """The directories that have not failed."""
         return [each for each in self._parts if not each.reason]
 
@@ -59,14 +59,14 @@ class Homes:
         """Whether any directory has, or had, a record of it, or is about to."""
         return ledger in self._under_way or any(part.knows(ledger) for part in self._parts)
 
-    def is_elsewhere(self, part: Part, ledger: int) -> bool:
+    def is_elsewhere(self, part: DirectoryStorage, ledger: int) -> bool:
         """Whether another directory than `part` has it."""
         under_way = self._under_way.get(ledger)
         if under_way is not None and under_way[0] is not part:
             return True
         return any(other.knows(ledger) for other in self._parts if other is not part)
 
-    def _home(self, ledger: int) -> Part | None:
+    def _home(self, ledger: int) -> DirectoryStorage | None:
         """The directory that the ledger is in, or belongs to as long as none has it; None: any will do."""
         for part in self._parts:
             if ledger in part.ledgers:
@@ -78,11 +78,11 @@ class Homes:
             return under_way[0]
         return next((part for part in self._parts if part.is_limbo), None)
 
-    def asked(self, ledger: int) -> Part:
+    def asked(self, ledger: int) -> DirectoryStorage:
         """Whom to ask about the ledger; one that no directory has none of them has."""
         return self._home(ledger) or self.alive[0]
 
-    def chosen(self, ledger: int) -> Part:
+    def chosen(self, ledger: int) -> DirectoryStorage:
         """Where the ledger's first record goes."""
         home = self._home(ledger)
         if home is not None:
@@ -92,7 +92,7 @@ class Homes:
         number = choose(ledger, of_all)
         return next(each for each in alive if each.directory.number == number)
 
-    def hold(self, ledger: int, done: Callable[..., Any]) -> tuple[Part, Callable[..., Any]]:
+    def hold(self, ledger: int, done: Callable[..., Any]) -> tuple[DirectoryStorage, Callable[..., Any]]:
         """Where a record of the ledger goes, and what is to answer in place of `done`: what is asked about a ledger
         that no directory knows goes to the same one until it is answered."""
         for part in self._parts:

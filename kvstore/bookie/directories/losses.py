@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.directories.homes import Homes
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.upkeep.limbo import may_name
@@ -38,7 +38,7 @@ NOTES_MAX = 1_000
 
 
 # docs/protocol.md B23
-async def doubt_what_was_lost(homes: Homes, authority: Authority, bookie: BookieId) -> None:
+async def doubt_what_was_lost(homes: Homes, authority: LedgerAuthority, bookie: BookieId) -> None:
     """Put every ledger that names the bookie, and that no directory knows, in limbo, on the disks.
 
     Raises ConfigError if there is no room for that, MetadataError.

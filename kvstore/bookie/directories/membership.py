@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from kvstore.bookie.directories.places import PLACE, Member, Place, State
+from kvstore.bookie.directories.places import PLACE, DirectoryMember, MemberState, PlaceFile
 from kvstore.errors import ConfigError
 
 
@@ -25,19 +25,19 @@ class Bare(Enum):
     """It is a bookie's only directory."""
 
 
-Content = Place | Bare
-_HERE = (State.JOINING, State.PRESENT)
+Content = PlaceFile | Bare
+_HERE = (MemberState.JOINING, MemberState.PRESENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DirectoryPlan:
     """The directories after this start's changes."""
 
     bookie: str
     """Empty: whoever has the first directory."""
     version: int
     """Of what the directories are to say; 0: nothing, the bookie has a single directory."""
-    members: tuple[Member, ...]
+    members: tuple[DirectoryMember, ...]
     paths: Mapping[int, str]
     """Of the members that are here, by number."""
     is_changed: bool
@@ -45,25 +45,25 @@ class Plan:
 
     @property
     def joining(self) -> list[int]:
-        return [each.number for each in self.members if each.state is State.JOINING]
+        return [each.number for each in self.members if each.state is MemberState.JOINING]
 
     @property
     def present(self) -> list[int]:
-        return [each.number for each in self.members if each.state is State.PRESENT]
+        return [each.number for each in self.members if each.state is MemberState.PRESENT]
 
     @property
-    def lost(self) -> list[Member]:
+    def lost(self) -> list[DirectoryMember]:
         """Those whose ledgers are to be put in limbo before anything is answered."""
-        return [each for each in self.members if each.state is State.LOST]
+        return [each for each in self.members if each.state is MemberState.LOST]
 
-    def after(self, former: State, latter: State) -> Plan:
+    def after(self, former: MemberState, latter: MemberState) -> DirectoryPlan:
         """The same one step on: all members in one state are in the next."""
         members = tuple(replace(each, state=latter) if each.state is former else each for each in self.members)
         return replace(self, version=self.version + 1, members=members, is_changed=True)
 
 
 # docs/protocol.md B23
-def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[], str]) -> Plan:
+def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[], str]) -> DirectoryPlan:
     """Decide what the directories are. `found`: of those that are configured and not among the `lost` ones, in their
     order. `draw` gives a mark. Raises ConfigError that names the directory at fault."""
     if not found:
@@ -71,7 +71,7 @@ def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[],
             "storage.lost_dirs names every directory of storage.journal_dirs. To give up what this bookie stores, "
             "empty them all and name none as lost"
         )
-    places = {path: content for path, content in found.items() if isinstance(content, Place)}
+    places = {path: content for path, content in found.items() if isinstance(content, PlaceFile)}
     if not places:
         if lost and set(found.values()) == {Bare.EMPTY}:
             raise ConfigError(
@@ -83,12 +83,12 @@ def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[],
     _check_agreement(places, newest)
     paths = _paths_by_number(places, newest)
     members = [_now(each, paths, lost) for each in newest.members]
-    free = [path for path, content in found.items() if not isinstance(content, Place)]
+    free = [path for path, content in found.items() if not isinstance(content, PlaceFile)]
     for path in free:
         if found[path] is Bare.OWNED:
             raise ConfigError(f"{path} is the only directory of a bookie, and not one of {newest.bookie}'s")
     members, paths = _with_joining(members, paths, free, draw)
-    if not any(each.state is State.PRESENT for each in members):
+    if not any(each.state is MemberState.PRESENT for each in members):
         raise ConfigError(
             f"nothing was ever stored in {', '.join(found)}, and all else that {newest.bookie} had is lost: empty "
             "them, and it starts as a new bookie"
@@ -96,10 +96,10 @@ def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[],
     now = tuple(members)
     is_changed = now != newest.members
     is_old = is_changed or any(place.version != newest.version for place in places.values())
-    return Plan(newest.bookie, newest.version + is_changed, now, paths, is_old)
+    return DirectoryPlan(newest.bookie, newest.version + is_changed, now, paths, is_old)
 
 
-def _first_plan(found: Mapping[str, Content], draw: Callable[[], str]) -> Plan:
+def _first_plan(found: Mapping[str, Content], draw: Callable[[], str]) -> DirectoryPlan:
     """None of the directories has been one of several yet."""
     first, *others = found
     for path in others:
@@ -108,13 +108,13 @@ def _first_plan(found: Mapping[str, Content], draw: Callable[[], str]) -> Plan:
                 f"{path} is the only directory of a bookie: want it as the first of storage.journal_dirs, got {first}"
             )
     if not others:
-        return Plan("", 0, (Member(0, "", State.PRESENT, first),), {0: first}, False)
-    members = [Member(0, draw(), State.PRESENT, first)]
-    members += [Member(number, draw(), State.JOINING, path) for number, path in enumerate(others, 1)]
-    return Plan("", 1, tuple(members), dict(enumerate(found)), True)
+        return DirectoryPlan("", 0, (DirectoryMember(0, "", MemberState.PRESENT, first),), {0: first}, False)
+    members = [DirectoryMember(0, draw(), MemberState.PRESENT, first)]
+    members += [DirectoryMember(number, draw(), MemberState.JOINING, path) for number, path in enumerate(others, 1)]
+    return DirectoryPlan("", 1, tuple(members), dict(enumerate(found)), True)
 
 
-def _check_agreement(places: Mapping[str, Place], newest: Place) -> None:
+def _check_agreement(places: Mapping[str, PlaceFile], newest: PlaceFile) -> None:
     for path, place in places.items():
         if place.bookie != newest.bookie:
             raise ConfigError(f"{path} belongs to bookie {place.bookie}, other directories to {newest.bookie}")
@@ -122,7 +122,7 @@ def _check_agreement(places: Mapping[str, Place], newest: Place) -> None:
             raise ConfigError(f"{path}/{PLACE} differs from another directory's of the same version {place.version}")
 
 
-def _paths_by_number(places: Mapping[str, Place], newest: Place) -> dict[int, str]:
+def _paths_by_number(places: Mapping[str, PlaceFile], newest: PlaceFile) -> dict[int, str]:
     """Where each directory is. Raises ConfigError if one is there twice, or is not wanted any more."""
     known, paths = {each.number: each for each in newest.members}, dict[int, str]()
     for path, place in places.items():
@@ -141,14 +141,14 @@ def _paths_by_number(places: Mapping[str, Place], newest: Place) -> dict[int, st
     return paths
 
 
-def _now(member: Member, paths: Mapping[int, str], lost: Collection[str]) -> Member:
+def _now(member: DirectoryMember, paths: Mapping[int, str], lost: Collection[str]) -> DirectoryMember:
     """The member as it is found now. Raises ConfigError if it is not there, and nobody says that it is lost."""
     if member.number in paths:
         return replace(member, path=paths[member.number])
-    if member.state is not State.PRESENT:
+    if member.state is not MemberState.PRESENT:
         return member
     if member.path in lost:
-        return replace(member, state=State.LOST)
+        return replace(member, state=MemberState.LOST)
     raise ConfigError(
         f"directory {member.number} of this bookie, {member.path}, is missing or empty: mount its disk there. If that "
         f"is lost, name {member.path} in storage.lost_dirs: the bookie starts without it, and what it held is copied "
@@ -157,12 +157,12 @@ def _now(member: Member, paths: Mapping[int, str], lost: Collection[str]) -> Mem
 
 
 def _with_joining(
-    members: Sequence[Member], paths: dict[int, str], free: Sequence[str], draw: Callable[[], str]
-) -> tuple[list[Member], dict[int, str]]:
+    members: Sequence[DirectoryMember], paths: dict[int, str], free: Sequence[str], draw: Callable[[], str]
+) -> tuple[list[DirectoryMember], dict[int, str]]:
     """With those that are empty as new members. One that was joining and is empty again is nothing new."""
     left, paths, free = list(members), dict(paths), list(free)
     for member in members:
-        if member.state is State.JOINING and member.number not in paths:
+        if member.state is MemberState.JOINING and member.number not in paths:
             if member.path in free:
                 paths[member.number] = member.path
                 free.remove(member.path)
@@ -170,6 +170,6 @@ def _with_joining(
                 left.remove(member)
     highest = max(each.number for each in members)
     for number, path in enumerate(free, highest + 1):
-        left.append(Member(number, draw(), State.JOINING, path))
+        left.append(DirectoryMember(number, draw(), MemberState.JOINING, path))
         paths[number] = path
     return left, paths

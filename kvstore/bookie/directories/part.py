@@ -17,7 +17,7 @@ from kvstore.os_errors import is_passing
 log = logging.getLogger(__name__)
 
 
-class Part:
+class DirectoryStorage:
     """Asked by spread.py: `calls` takes them, as long as the directory lives its own storage."""
 
     __slots__ = ("_asked", "calls", "config", "directory", "ledgers", "reason", "storage", "tombstones")

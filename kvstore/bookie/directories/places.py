@@ -17,7 +17,7 @@ FORMAT = 1
 _MAGIC = "kvstore journal directories"
 
 
-class State(Enum):
+class MemberState(Enum):
     """The state of one directory, as the others know it."""
 
     JOINING = "joining"
@@ -30,20 +30,20 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class DirectoryMember:
     """One of a bookie's directories, present or not."""
 
     number: int
     """From 0; no number is given twice."""
     mark: str
     """16 hexadecimal digits, drawn when the directory joined."""
-    state: State
+    state: MemberState
     path: str
     """Where it was when this was written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlaceFile:
     """The contents of one directory's file."""
 
     bookie: str
@@ -51,18 +51,18 @@ class Place:
     """Rises with every change; the highest one that is found counts."""
     here: int
     """The number of the directory that the file is in."""
-    members: tuple[Member, ...]
+    members: tuple[DirectoryMember, ...]
     """By number."""
 
 
-def encode_place(place: Place) -> bytes:
+def encode_place(place: PlaceFile) -> bytes:
     lines = [f"{_MAGIC} {FORMAT}", f"bookie {place.bookie}", f"version {place.version}", f"here {place.here}"]
     lines += [f"{each.number} {each.mark} {each.state.value} {each.path}" for each in place.members]
     text = "".join(f"{line}\n" for line in lines).encode()
     return text + b"crc %08x\n" % crc32c(text)
 
 
-def decode_place(data: bytes) -> Place | None:
+def decode_place(data: bytes) -> PlaceFile | None:
     """None if it is not whole. Raises ValueError for a format that this build does not know."""
     text, _, last = data[:-1].rpartition(b"\n")
     text += b"\n"
@@ -73,9 +73,9 @@ def decode_place(data: bytes) -> Place | None:
         raise ValueError(f"want the format {_MAGIC} {FORMAT}, got {lines[0]!r}")
     bookie, version, here = (line.partition(" ")[2] for line in lines[1:4])
     members = tuple(_member(line) for line in lines[4:])
-    return Place(bookie, int(version), int(here), members)
+    return PlaceFile(bookie, int(version), int(here), members)
 
 
-def _member(line: str) -> Member:
+def _member(line: str) -> DirectoryMember:
     number, mark, state, path = line.split(" ", 3)
-    return Member(int(number), mark, State(state), path)
+    return DirectoryMember(int(number), mark, MemberState(state), path)

@@ -40,7 +40,7 @@ class Refusing:
         done(CANNOT_STORE)
 
     def read(self, _ledger: int, entry: int, *, key: bytes | None = None, fence: bool = False, done: ReadDone) -> None:
-        done(self._untold(), entry, None, -1)
+        done(self._unknown(), entry, None, -1)
 
     def read_on(
         self, _ledger: int, _entry: int, body: bytes, _limits: tuple[int, int], *, passes_over: bool = False
@@ -48,18 +48,18 @@ class Refusing:
         return [body]
 
     def read_lac(self, _ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
-        done(self._untold(), None, None)
+        done(self._unknown(), None, None)
 
     def long_poll(self, _ledger: int, _previous_lac: int, _timeout_ms: int, *, done: ReadDone) -> Callable[[], None]:
-        done(self._untold(), LAST_ENTRY, None, -1)
+        done(self._unknown(), LAST_ENTRY, None, -1)
         return _nothing
 
     def listen(self, _ledger: int, _listener: object) -> None:
         return None
 
     def list_entries(self, _ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
-        done(self._untold(), ())
+        done(self._unknown(), ())
 
-    def _untold(self) -> Status:
+    def _unknown(self) -> Status:
         self._statistics.refused_unknown += 1
         return CANNOT_TELL

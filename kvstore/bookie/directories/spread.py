@@ -19,18 +19,18 @@ from dataclasses import replace
 from typing import Any
 
 from kvstore.bookie.adds import Done
-from kvstore.bookie.admission import Admission, Authority
-from kvstore.bookie.backpressure import Door
+from kvstore.bookie.admission import LedgerAdmission, LedgerAuthority
+from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.directories.gathering import Gathered, say_gone
 from kvstore.bookie.directories.homes import Homes
 from kvstore.bookie.directories.losses import doubt_what_was_lost
-from kvstore.bookie.directories.part import Part
+from kvstore.bookie.directories.part import DirectoryStorage
 from kvstore.bookie.directories.refusing import CANNOT_STORE, CANNOT_TELL
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.inventory import IsOurs, OwnLedgers, nobodys
 from kvstore.bookie.journal.room import JournalFull
-from kvstore.bookie.ledger import Listener
+from kvstore.bookie.ledger import LedgerListener
 from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.statistics import Statistics, added_up
 from kvstore.bookie.storage import BookieStorage
@@ -45,15 +45,15 @@ class SpreadStorage:
     """Has the calls of kvstore.bookie.storage.BookieStorage."""
 
     def __init__(
-        self, env: Env, config: BookieConfig, gathered: Gathered, authority: Authority, own_ledgers: OwnLedgers
+        self, env: Env, config: BookieConfig, gathered: Gathered, authority: LedgerAuthority, own_ledgers: OwnLedgers
     ) -> None:
         self.bookie = gathered.identity.bookie
         self.statistics = Statistics()
         """Of connections, and of what no directory counts."""
-        self.door = Door()
+        self.sync_gate = BackpressureGate()
         """Shut while too much waits for the sync of any directory."""
-        self.gate = Door()
-        self.admission = Admission(authority, self.bookie, env.nursery, self.statistics, self.gate)
+        self.metadata_gate = BackpressureGate()
+        self.admission = LedgerAdmission(authority, self.bookie, env.nursery, self.statistics, self.metadata_gate)
         self.raw = SpreadRawAdds(self, is_on=config.admit_raw_adds)
         self.own_ledgers = own_ledgers
         self._env, self._config, self._authority = env, config, authority
@@ -64,17 +64,17 @@ class SpreadStorage:
         self._is_started = False
         self._is_readonly = False
         self._on_readonly: Callable[[bool], None] = lambda _readonly: None
-        self._on_failed: Callable[[Part], None] = lambda _part: None
+        self._on_failed: Callable[[DirectoryStorage], None] = lambda _part: None
 
-    def _part(self, gathered: Gathered, number: int) -> Part:
+    def _part(self, gathered: Gathered, number: int) -> DirectoryStorage:
         directory, config = gathered.directories[number], self._config
         pending_bytes_max = max(1, config.pending_bytes_max // len(gathered.directories))
         own = replace(config.alone(directory.path, directory.index_dir), pending_bytes_max=pending_bytes_max)
         env = replace(self._env, fatal=lambda reason: self._failed(part, reason))
         storage = BookieStorage(env, own, self.bookie, self._authority, self.own_ledgers, admission=self.admission)
-        storage.door = self.door
+        storage.sync_gate = self.sync_gate
         storage.on_readonly(lambda _: self._look_for_room())
-        part = Part(directory, own, storage)
+        part = DirectoryStorage(directory, own, storage)
         return part
 
     # Its life
@@ -111,7 +111,7 @@ class SpreadStorage:
             part.stop()
 
     # docs/protocol.md B24
-    def _failed(self, part: Part, reason: str) -> None:
+    def _failed(self, part: DirectoryStorage, reason: str) -> None:
         """The disk of a directory does not take what is written, or does not say whether it did."""
         if part.reason:
             return
@@ -122,13 +122,13 @@ class SpreadStorage:
         part.fail(reason)
         self._loop.call_soon(self._has_failed, part)
 
-    def _has_failed(self, part: Part) -> None:
+    def _has_failed(self, part: DirectoryStorage) -> None:
         part.refuse_all()
         self._on_failed(part)
         self._look_for_room()
-        self.door.open(part.storage.adds)
+        self.sync_gate.open(part.storage.adds)
 
-    def on_failed(self, listener: Callable[[Part], None]) -> None:
+    def on_failed(self, listener: Callable[[DirectoryStorage], None]) -> None:
         """Call `listener` when a directory has failed."""
         self._on_failed = listener
 
@@ -231,7 +231,7 @@ class SpreadStorage:
         guarded = part.asked(done, CANNOT_TELL, LAST_ENTRY, None, -1)
         return part.taken_back(guarded, part.calls.long_poll(ledger, previous_lac, timeout_ms, done=guarded))
 
-    def listen(self, ledger: int, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: int, listener: LedgerListener) -> Callable[[], None] | None:
         """Tell of what is stored of the ledger from now on."""
         return self.homes.asked(ledger).calls.listen(ledger, listener)
 
@@ -254,7 +254,7 @@ AnyStorage = BookieStorage | SpreadStorage
 
 
 def storage_of(
-    env: Env, config: BookieConfig, gathered: Gathered, authority: Authority, is_ours: IsOurs = nobodys
+    env: Env, config: BookieConfig, gathered: Gathered, authority: LedgerAuthority, is_ours: IsOurs = nobodys
 ) -> AnyStorage:
     """The storage in the directories that were found."""
     own_ledgers = OwnLedgers(is_ours)

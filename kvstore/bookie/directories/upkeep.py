@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.directories.part import Part
+from kvstore.bookie.directories.part import DirectoryStorage
 from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.inventory import IsOurs
 from kvstore.bookie.storage import BookieStorage
@@ -19,7 +19,7 @@ from kvstore.types import LedgerId
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class DirectoryUpkeep:
     """The upkeep of one directory."""
 
     reclaimer: Reclaimer
@@ -27,14 +27,14 @@ class Upkeep:
 
 
 def start_upkeep(
-    env: Env, config: BookieConfig, storage: AnyStorage, authority: Authority, is_ours: IsOurs, nursery: Nursery
-) -> list[Upkeep]:
+    env: Env, config: BookieConfig, storage: AnyStorage, authority: LedgerAuthority, is_ours: IsOurs, nursery: Nursery
+) -> list[DirectoryUpkeep]:
     """Begin it in each directory of a storage that has been started."""
     if isinstance(storage, BookieStorage):
         return [_start(env, config, storage, authority, is_ours, nursery, nowhere)]
     nurseries = {part.directory.number: nursery.child(part.directory.path) for part in storage.parts}
 
-    def end(part: Part) -> None:
+    def end(part: DirectoryStorage) -> None:
         nursery.spawn(nurseries[part.directory.number].close(), name=f"end the upkeep of {part.directory.path}")
 
     storage.on_failed(end)
@@ -63,12 +63,12 @@ def _start(
     env: Env,
     config: BookieConfig,
     storage: BookieStorage,
-    authority: Authority,
+    authority: LedgerAuthority,
     is_ours: IsOurs,
     nursery: Nursery,
     is_elsewhere: Elsewhere,
-) -> Upkeep:
-    found = Upkeep(Reclaimer(env, config, storage, authority, is_ours), Scrubber(config, storage))
+) -> DirectoryUpkeep:
+    found = DirectoryUpkeep(Reclaimer(env, config, storage, authority, is_ours), Scrubber(config, storage))
     nursery.spawn(watch(storage, authority, is_elsewhere), name="limbo")
     nursery.spawn(found.reclaimer.run(), name="reclaim")
     nursery.spawn(found.scrubber.run(), name="scrub")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.errors import ConfigError, UndecodableNode
 from kvstore.meta.ledger_ids import RANGE_BITS
 from kvstore.types import LedgerId
@@ -14,7 +14,7 @@ SHOWN_MAX = 5
 
 
 # docs/protocol.md B29
-async def refuse_older_metadata(ledgers: Iterable[int], authority: Authority) -> None:
+async def refuse_older_metadata(ledgers: Iterable[int], authority: LedgerAuthority) -> None:
     """Raise ConfigError if the metadata store has never given the id of one of the ledgers, which it had admitted and
     which are the cluster's own, and does not know it; and mark the store, since each look takes an id, and bookies
     without such ledgers must not go on by it either. MetadataError."""
@@ -35,7 +35,7 @@ async def refuse_older_metadata(ledgers: Iterable[int], authority: Authority) ->
         )
 
 
-async def _is_unknown(ledger: LedgerId, authority: Authority) -> bool:
+async def _is_unknown(ledger: LedgerId, authority: LedgerAuthority) -> bool:
     try:
         return await authority.metadata(ledger) is None
     except UndecodableNode:

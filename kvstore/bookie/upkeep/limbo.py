@@ -7,9 +7,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.fencing import names
-from kvstore.bookie.journal.record import CLEARED, Kind
+from kvstore.bookie.journal.record import CLEARED, RecordKind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.errors import MetadataError, UndecodableNode
@@ -32,7 +32,7 @@ def nowhere(_ledger: int) -> bool:
     return False
 
 
-async def survey(storage: BookieStorage, authority: Authority, is_elsewhere: Elsewhere = nowhere) -> None:
+async def survey(storage: BookieStorage, authority: LedgerAuthority, is_elsewhere: Elsewhere = nowhere) -> None:
     """Mark every ledger that names this bookie, or is known here, as possibly incomplete; then doubt no others.
 
     A ledger created after this began has lost nothing. Returns when that is done and on the disk.
@@ -46,7 +46,7 @@ async def survey(storage: BookieStorage, authority: Authority, is_elsewhere: Els
             await asyncio.sleep(RETRY_S)
 
 
-async def _survey(storage: BookieStorage, authority: Authority, is_elsewhere: Elsewhere) -> None:
+async def _survey(storage: BookieStorage, authority: LedgerAuthority, is_elsewhere: Elsewhere) -> None:
     inventory = storage.inventory
     for ledger in await authority.ledgers():
         is_unknown = ledger not in inventory.ledgers and ledger not in inventory.tombstones
@@ -56,13 +56,13 @@ async def _survey(storage: BookieStorage, authority: Authority, is_elsewhere: El
             inventory.known(ledger)
     for _, found in sorted(inventory.ledgers.items()):
         storage.facts.set_limbo(found, True)
-    storage.journal.append(Kind.LIMBO, CLEARED, -1, -1, b"", use=Use.FACT)
+    storage.journal.append(RecordKind.LIMBO, CLEARED, -1, -1, b"", use=Use.FACT)
     await storage.synced()
     inventory.set_limbo(False)
     log.warning("%d ledgers may lack records", len(inventory.ledgers))
 
 
-async def may_name(authority: Authority, ledger: LedgerId, bookie: BookieId) -> bool:
+async def may_name(authority: LedgerAuthority, ledger: LedgerId, bookie: BookieId) -> bool:
     """Whether the ledger's metadata names the bookie. One that cannot be read may: so it is doubted (B7)."""
     try:
         metadata = await authority.metadata(ledger)
@@ -72,7 +72,7 @@ async def may_name(authority: Authority, ledger: LedgerId, bookie: BookieId) -> 
     return metadata is not None and names(metadata, bookie)
 
 
-async def watch(storage: BookieStorage, authority: Authority, is_elsewhere: Elsewhere = nowhere) -> None:
+async def watch(storage: BookieStorage, authority: LedgerAuthority, is_elsewhere: Elsewhere = nowhere) -> None:
     """Survey, then end the doubt of ledger after ledger as it is repaired. Runs for ever: a ledger may come into limbo
     at any time."""
     await survey(storage, authority, is_elsewhere)
@@ -84,7 +84,7 @@ async def watch(storage: BookieStorage, authority: Authority, is_elsewhere: Else
             log.warning("the look at ledgers that may lack records stopped: %r", error)
 
 
-async def settle(storage: BookieStorage, authority: Authority) -> list[LedgerId]:
+async def settle(storage: BookieStorage, authority: LedgerAuthority) -> list[LedgerId]:
     """Take every ledger out of limbo of which nothing is missing here; returns them.
 
     That is certain only of a closed ledger: its metadata says which entries there are. Leaders copy to this bookie what

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.index.entry_index import OFFSET_MASK
 from kvstore.bookie.inventory import IsOurs, nobodys
-from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import lac_of
@@ -44,7 +44,7 @@ class Reclaimer:
         env: Env,
         config: BookieConfig,
         storage: BookieStorage,
-        authority: Authority,
+        authority: LedgerAuthority,
         is_ours: IsOurs = nobodys,
     ) -> None:
         self._is_ours = is_ours
@@ -143,7 +143,7 @@ class Reclaimer:
         found = self._inventory.ledgers.get(ledger)
         if found is None:
             return
-        self._fact(Kind.TOMBSTONE if found.is_fenced else Kind.DROPPED, 0, ledger, b"")
+        self._fact(RecordKind.TOMBSTONE if found.is_fenced else RecordKind.DROPPED, 0, ledger, b"")
         self._inventory.drop(ledger, tombstone=found.is_fenced)
         self._storage.statistics.dropped_ledgers += 1
         log.info("ledger=%d dropped, fenced=%s", ledger, found.is_fenced)
@@ -184,10 +184,10 @@ class Reclaimer:
         for ledger in sorted(segment.touched):
             self._repeat_facts(segment, ledger)
         # Also that there is no doubt, or none any more: an older segment may say that it has begun.
-        self._fact(Kind.LIMBO, 0 if self._inventory.is_limbo else CLEARED, -1, b"")
+        self._fact(RecordKind.LIMBO, 0 if self._inventory.is_limbo else CLEARED, -1, b"")
         await self._storage.synced()
         freed = segment.capacity
-        self._journal.append(Kind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
+        self._journal.append(RecordKind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
         self._inventory.remove(segment)
         await self._storage.synced()
         segment.remove()
@@ -228,19 +228,19 @@ class Reclaimer:
         """Write again what is known of a ledger with records in `segment`, wherever else it may stand."""
         found = self._inventory.ledgers.get(ledger)
         if found is not None:
-            self._storage.facts.note(Kind.KEY, ADMITTED * found.is_admitted, found, -1, found.key)
+            self._storage.facts.note(RecordKind.KEY, ADMITTED * found.is_admitted, found, -1, found.key)
             if found.is_fenced:
-                self._storage.facts.note(Kind.FENCE, 0, found, -1, found.key)
+                self._storage.facts.note(RecordKind.FENCE, 0, found, -1, found.key)
             if found.explicit_lac:
-                self._storage.facts.note(Kind.LAC, 0, found, lac_of(found.explicit_lac), found.explicit_lac)
+                self._storage.facts.note(RecordKind.LAC, 0, found, lac_of(found.explicit_lac), found.explicit_lac)
             if found.is_limbo:
-                self._storage.facts.note(Kind.LIMBO, 0, found, -1, b"")
+                self._storage.facts.note(RecordKind.LIMBO, 0, found, -1, b"")
         elif ledger in self._inventory.tombstones:
-            self._fact(Kind.TOMBSTONE, 0, ledger, b"")
+            self._fact(RecordKind.TOMBSTONE, 0, ledger, b"")
         elif any(ledger in each.touched for each in self._inventory.segments.values() if each.file < segment.file):
-            self._fact(Kind.DROPPED, 0, ledger, b"")  # older records of it are still there
+            self._fact(RecordKind.DROPPED, 0, ledger, b"")  # older records of it are still there
 
-    def _fact(self, kind: Kind, flags: int, ledger: int, body: bytes) -> None:
+    def _fact(self, kind: RecordKind, flags: int, ledger: int, body: bytes) -> None:
         self._journal.append(kind, flags, ledger, -1, body, use=Use.FACT)
         if ledger >= 0:
             self._journal.open_group.segment.touched.add(ledger)

@@ -16,7 +16,7 @@ from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, LedgerError, MetadataError, MetadataUnavailable
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.placement import leaving
 from kvstore.wal.repair import Missing, bookies_of, missing_copies
@@ -49,7 +49,7 @@ class Copier:
         wanted: Callable[[], list[tuple[LedgerId, EntryId | None]]],
         *,
         mark: Mark,
-        pace: Pace,
+        pace: CopyPace,
     ) -> None:
         self.copied = 0
         """Copies made."""
@@ -155,7 +155,7 @@ class Copier:
             without_room.update(found - takers)
 
         copying = self._copying(metadata)
-        held = await copying.held_as_told(there)
+        held = await copying.held_by_responsive(there)
         self.copied += await copying.fill(metadata, last, held, takers, noticed, may_refuse=there)
         if copying.refused:
             raise BookieError(f"{', '.join(sorted(copying.refused))} did not say what they have, or took no copies")
@@ -187,7 +187,7 @@ class Copier:
     async def _lacking(self, copying: Copying, there: list[BookieId]) -> set[BookieId]:
         """Those of the bookies that lack an entry of a closed ledger, of those that say what they have."""
         found: set[BookieId] = set()
-        metadata, held = copying.reader.metadata, await copying.held_as_told(there)
+        metadata, held = copying.reader.metadata, await copying.held_by_responsive(there)
         for missing in missing_copies(metadata, metadata.last_entry, held):
             found.update(each.bookie for each in missing)
             if len(found) == len(held):

@@ -22,7 +22,7 @@ from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import Packet, master_key
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata
 from kvstore.wal.connection import AnsweredError
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.entry_reader import BATCH_BYTES, EntryReader
 from kvstore.wal.ports import BookieClient
 from kvstore.wal.read_ahead import ENTRIES_MAX, ReadAhead
@@ -38,7 +38,7 @@ UNREADABLE_MAX = 1_000
 answer. Once there are so many in a ledger the first one ends that at each other fragment."""
 
 
-class Fault(NamedTuple):
+class CopyFault(NamedTuple):
     """The flaw of one bookie's copy of an entry."""
 
     entry: EntryId
@@ -55,7 +55,7 @@ class Copying:
         metadata: LedgerMetadata,
         bookies: BookieClient,
         nursery: Nursery,
-        pace: Pace,
+        pace: CopyPace,
         *,
         own: BookieId | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class Copying:
         self.reader = EntryReader(metadata, bookies, nursery, own)
         self._bookies, self._nursery, self._pace = bookies, nursery, pace
         self._key = master_key(metadata.password)
-        self._goes_on = False
+        self._skip_unreadable = False
         self._may_refuse: Collection[BookieId] = ()
         self._unreadable_in: Counter[EntryId] = Counter()
         """Of each fragment, by its first entry."""
@@ -87,7 +87,7 @@ class Copying:
                 raise
         return found
 
-    async def held_as_told(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
+    async def held_by_responsive(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
         """The same of those that say it."""
         found: dict[BookieId, HeldEntries] = {}
         for bookie in sorted(at):
@@ -103,15 +103,15 @@ class Copying:
         takers: Collection[BookieId],
         noticed: Callable[[list[Missing]], None] = lambda _: None,
         *,
-        goes_on: bool = False,
+        skip_unreadable: bool = False,
         may_refuse: Collection[BookieId] = (),
     ) -> int:
         """Find what the bookies of `held` lack of what `wanted` names them for, up to the entry `last`, and copy it to
         those that are `takers`; returns how many copies were made. `noticed` is told what is missing, slice by slice.
-        Raises StoreError; what was copied until then stays. `goes_on`: entries that cannot be read are passed over.
+        Raises StoreError; what was copied until then stays. `skip_unreadable`: pass over unreadable entries.
         `may_refuse`: takers whose refusal is noted, and ends nothing but what they are given."""
         ledger, before = wanted.ledger, self.copied
-        self._goes_on, self._may_refuse = goes_on, may_refuse
+        self._skip_unreadable, self._may_refuse = skip_unreadable, may_refuse
         for missing in missing_copies(wanted, last, held):
             if missing and not self._is_hopeless(missing[0].entry):
                 noticed(missing)
@@ -146,7 +146,7 @@ class Copying:
 
     async def faults(
         self, bookie: BookieId, last: EntryId, noticed: Callable[[EntryId], None] = lambda _: None
-    ) -> AsyncIterator[Fault]:
+    ) -> AsyncIterator[CopyFault]:
         """Read every entry up to `last` that the bookie is to have there, within the rate, and give those without a
         good copy. `noticed` is told how far that is."""
         metadata = self.reader.metadata
@@ -174,18 +174,18 @@ class Copying:
         await self._pace.spend(sum(map(len, packets)))
         return self.reader.digest.open_those(ledger, packets, set(entries)).keys()
 
-    async def _fault(self, bookie: BookieId, entry: EntryId) -> Fault | None:
+    async def _fault(self, bookie: BookieId, entry: EntryId) -> CopyFault | None:
         ledger = self.reader.metadata.ledger
         try:
             answer = await self._bookies.read(bookie, ledger, entry)
             if answer.packet is None:
-                return Fault(entry, "missing", is_certain=True)
+                return CopyFault(entry, "missing", is_certain=True)
             await self._pace.spend(len(answer.packet))
             self.reader.digest.open(ledger, entry, answer.packet)
         except Corrupted:
-            return Fault(entry, "damaged", is_certain=True)
+            return CopyFault(entry, "damaged", is_certain=True)
         except LedgerError as error:
-            return Fault(entry, f"unreadable: {error}", is_certain=isinstance(error, AnsweredError))
+            return CopyFault(entry, f"unreadable: {error}", is_certain=isinstance(error, AnsweredError))
         return None
 
     async def _packet(self, entry: EntryId, ahead: ReadAhead[Packet] | None = None) -> bytes:
@@ -239,7 +239,7 @@ class Copying:
             try:
                 packet = await self._packet(entry, ahead)
             except LedgerError as error:
-                if not self._goes_on:
+                if not self._skip_unreadable:
                     waiting.clear()
                     return error
                 self.unreadable[entry] = error

@@ -13,7 +13,7 @@ LOOK_S = 1.0
 """How often whoever waits looks whether it may still go on."""
 
 
-class Pace:
+class CopyPace:
     """Shared by all that copy on one node."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
@@ -31,8 +31,8 @@ class Pace:
         """Return when so many bytes more are within the rate. A caller that is cancelled leaves its turn to others."""
         await self.spend_while(size, lambda: None)
 
-    async def spend_while(self, size: int, go_on: Callable[[], None]) -> None:
-        """The same, for as long as `go_on` raises nothing, which is asked every second: at a low rate this takes
+    async def spend_while(self, size: int, check: Callable[[], None]) -> None:
+        """The same, for as long as `check` raises nothing, which is asked every second: at a low rate this takes
         long."""
         now = self._clock.now()
         self._pass_to(now)
@@ -41,12 +41,12 @@ class Pace:
         left_s = self._free_at - now
         self._waiting += 1
         try:
-            go_on()
+            check()
             while left_s > 0:
                 step_s = min(left_s, LOOK_S)
                 await asyncio.sleep(step_s)
                 left_s -= step_s
-                go_on()
+                check()
             self.spent_bytes += size
         except BaseException:
             self._free_at -= takes_s
@@ -62,18 +62,18 @@ class Pace:
         self._seen_at = now
 
 
-class GuardedPace(Pace):
-    """A share in another pace, for as long as `go_on` raises nothing."""
+class GuardedCopyPace(CopyPace):
+    """A share in another pace, for as long as `check` raises nothing."""
 
-    def __init__(self, shared: Pace, go_on: Callable[[], None]) -> None:
+    def __init__(self, shared: CopyPace, check: Callable[[], None]) -> None:
         super().__init__(shared._clock, shared.bytes_per_s)
-        self._shared, self._go_on = shared, go_on
+        self._shared, self._check = shared, check
 
-    async def spend_while(self, size: int, go_on: Callable[[], None]) -> None:
-        """Raises what either `go_on` does."""
+    async def spend_while(self, size: int, check: Callable[[], None]) -> None:
+        """Raises what either `check` does."""
 
         def both() -> None:
-            self._go_on()
-            go_on()
+            self._check()
+            check()
 
         await self._shared.spend_while(size, both)

@@ -72,7 +72,7 @@ class Anchors:
                         await self._look(handle)
 
     # docs/protocol.md G26
-    def hear_applied(self, position: Position) -> bool:
+    def report_applied(self, position: Position) -> bool:
         """See LeaderLog."""
         partition, listed = self._log.partition, self._log.listed
         if listed.explains(position):

@@ -31,13 +31,13 @@ from kvstore.meta.store import MetadataStore
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies.copier import Copier, Mark
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.leading.anchors import Anchors
 from kvstore.wal.leading.owners import Owners
 from kvstore.wal.leading.rolling import roll_reason
-from kvstore.wal.leading.standstill import end_at_a_standstill
+from kvstore.wal.leading.standstill import lose_stalled_log
 from kvstore.wal.leading.trim import Trimmer
 from kvstore.wal.ledger_list import NEVER, LedgerList
 from kvstore.wal.lists import LedgerLists
@@ -53,13 +53,13 @@ IN_FLIGHT_MAX = 1_000
 CLOSE_RETRY_S = 0.5
 
 
-class _Held(NamedTuple):
+class _HeldAppend(NamedTuple):
     payload: bytes
     first_seq: Seq
     done: AppendDone
 
 
-class OpenLog:
+class OpenLeaderLog:
     """A LeaderLog (kvstore.wal.ports)."""
 
     def __init__(
@@ -75,7 +75,7 @@ class OpenLog:
         config: LogConfig,
         lease_ms: int,
         mark: Mark,
-        pace: Pace,
+        pace: CopyPace,
         owners: Owners,
         nursery: Nursery,
     ) -> None:
@@ -97,7 +97,7 @@ class OpenLog:
         self._lease_ms = lease_ms
         self._nursery = nursery
         self._loop = asyncio.get_running_loop()
-        self._held: deque[_Held] | None = None
+        self._held: deque[_HeldAppend] | None = None
         """Appends held back by a roll."""
         self._is_sealing = False
         self._first_append: tuple[Seq, float] | None = None
@@ -112,12 +112,12 @@ class OpenLog:
         self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=pins, clock=ports.clock, owners=owners)
         self.copier.start()
         nursery.spawn(self._keep(), name=f"{partition} log")
-        standstill = end_at_a_standstill(
+        standstill = lose_stalled_log(
             lambda: None if self.lost is not None else self._handle, ports.choice, config.check_every_s, self._lose
         )
         nursery.spawn(standstill, name=f"{partition} standstill")
         anchors = Anchors(self, store, identity, self._lose)
-        self.hear_applied = anchors.hear_applied
+        self.report_applied = anchors.report_applied
         nursery.spawn(anchors.guard(), name=f"{partition} anchors")
         nursery.spawn(self._sweep_now_and_then(), name=f"{partition} sweep")
 
@@ -151,7 +151,7 @@ class OpenLog:
             self._loop.call_soon(done, None, 0.0, self.lost)
             return
         if held is not None:
-            held.append(_Held(payload, first_seq, done))
+            held.append(_HeldAppend(payload, first_seq, done))
             return
         if self._first_append is None:
             self._first_append = first_seq, self._ports.clock.now()

@@ -20,7 +20,7 @@ none, and a directory of several whose disk hangs while others answer."""
 LOOKS_MIN = 2
 
 
-class Silences:
+class SilentBookies:
     """Decides which bookies of the open ledger are silent. It goes by looks, not by the clock: what has come while this
     process stood still is read first."""
 
@@ -38,7 +38,7 @@ class Silences:
         return sorted(bookie for bookie in silent if self._seen[bookie][2] >= LOOKS_MIN)
 
 
-async def end_at_a_standstill(
+async def lose_stalled_log(
     handle_or_none: Callable[[], LedgerHandle | None],
     choice: BookieChoice,
     check_every_s: float,
@@ -50,7 +50,7 @@ async def end_at_a_standstill(
     It looks also during a roll, which waits for the former ledger. It goes by looks, not by the clock: what has come
     while this process stood still is read first.
     """
-    stalled_s, seen_at, silences = 0.0, 0.0, Silences()
+    stalled_s, seen_at, silences = 0.0, 0.0, SilentBookies()
     while True:
         await asyncio.sleep(check_every_s)
         handle = handle_or_none()

@@ -47,7 +47,7 @@ class ListOwner(Protocol):
         ...
 
 
-class _Found(NamedTuple):
+class _ListedLedgerState(NamedTuple):
     """A listed ledger in the metadata store."""
 
     metadata: LedgerMetadata | None
@@ -114,7 +114,7 @@ class Trimmer:
         ends: list[EntryId | None] = []
         old = 0
         listed = self._owner.listed
-        found: _Found | None = None
+        found: _ListedLedgerState | None = None
         for this, following in pairwise(each.id for each in listed.ledgers[: len(ledgers) + 1]):  # there is one: G6
             if old >= TRIMMED_MAX and listed.droppable(old):
                 break  # the next look goes on
@@ -134,11 +134,11 @@ class Trimmer:
             found = after
         return ends[:old]
 
-    async def _find(self, ledger: LedgerId) -> _Found | None:
+    async def _find(self, ledger: LedgerId) -> _ListedLedgerState | None:
         """None if what is there cannot be decoded. Raises MetadataError."""
         try:
             _, stat = await self._store.get(paths.ledger(ledger))
-            return _Found((await self._ledgers.read(ledger))[0], stat.modified_ms)
+            return _ListedLedgerState((await self._ledgers.read(ledger))[0], stat.modified_ms)
         except UndecodableNode as error:
             self._pass_over(ledger, error)
             return None
@@ -146,7 +146,7 @@ class Trimmer:
             return await self._deleted(ledger)
 
     # docs/protocol.md G6
-    async def _deleted(self, ledger: LedgerId) -> _Found:
+    async def _deleted(self, ledger: LedgerId) -> _ListedLedgerState:
         """Raises NoSuchLedger if it may be that another leader has trimmed it."""
         with suppress(NoSuchLedger):
             metadata, _ = await self._ledgers.read_latest(ledger)
@@ -163,7 +163,7 @@ class Trimmer:
                 owner.partition,
                 ledger,
             )
-        return _Found(None, 0)
+        return _ListedLedgerState(None, 0)
 
     async def sweep(self, older_than_ms: int) -> int:
         """Delete ledgers that were made for this log longer ago and that neither its list nor a pin names; returns how

@@ -51,7 +51,7 @@ class LedgerEnd:
         self.entry_stored = self.fresh.keep
         """Hears of a packet that is on the own bookie's disk."""
         self._end_listening: Callable[[], None] | None = None
-        self._heard_at = 0.0
+        self._notified_at = 0.0
         """When the own bookie told of something new, by the event loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_polling = False
@@ -99,7 +99,7 @@ class LedgerEnd:
         """Hear of the last add confirmed from the own bookie: its number will do (docs/protocol.md, T10)."""
         if lac > self.lac:
             self.lac = EntryId(lac)
-            self._heard_at = self._loop.time()
+            self._notified_at = self._loop.time()
             self._tell()
 
     # docs/protocol.md T5
@@ -144,7 +144,7 @@ class LedgerEnd:
 
     def _look_at(self, own: BookieId, when: float) -> None:
         def look() -> None:
-            due = self._heard_at + POLL_MS / 1000
+            due = self._notified_at + POLL_MS / 1000
             if due > when:
                 self._look_at(own, due)
             else:
@@ -176,9 +176,9 @@ class LedgerEnd:
     async def _verify(self, asked: BookieId, answer: ReadAnswer) -> None:
         """Ask for a packet that says the same as the number in an answer and has a digest, which the number has not
         (docs/protocol.md, T10)."""
-        heard: dict[BookieId, EntryId] = {}
-        await self._hear(asked, heard)
-        lac = heard.get(asked, NO_ENTRY)
+        lacs: dict[BookieId, EntryId] = {}
+        await self._read_lac(asked, lacs)
+        lac = lacs.get(asked, NO_ENTRY)
         if lac < answer.max_lac:
             ledger = self._reader.metadata.ledger
             log.info("ledger=%d %s says lac=%d and shows %d", ledger, asked, answer.max_lac, lac)
@@ -195,31 +195,31 @@ class LedgerEnd:
         for bookie in self._choice.due(self._ports.clock.now()):
             self._nursery.spawn(self._ask_again(bookie, lac), name=f"has {bookie} caught up")
 
-    def _ask_others(self, heard: dict[BookieId, EntryId]) -> None:
+    def _ask_others(self, lacs: dict[BookieId, EntryId]) -> None:
         """Ask the other bookies when a long poll brought nothing: there is nothing, or the bookie is one that gets no
-        adds (docs/protocol.md, T3). `heard` is what it knows."""
+        adds (docs/protocol.md, T3). `lacs` is what it knows."""
         metadata = self._reader.metadata
-        waiting = {bookie for bookie in metadata.fragments[-1].ensemble if bookie not in heard}
-        late = self._loop.call_later(ASK_S, self._compare, heard, waiting)
+        waiting = {bookie for bookie in metadata.fragments[-1].ensemble if bookie not in lacs}
+        late = self._loop.call_later(ASK_S, self._compare, lacs, waiting)
 
         def said(bookie: BookieId, lac: EntryId | BookieError) -> None:
             if bookie in waiting:
                 waiting.discard(bookie)
                 if not isinstance(lac, BookieError):
-                    heard[bookie] = lac
+                    lacs[bookie] = lac
                 if not waiting:
                     late.cancel()
-                    self._compare(heard, waiting)
+                    self._compare(lacs, waiting)
 
         for bookie in sorted(waiting):
             self._ports.bookies.ask_lac(bookie, metadata.ledger, self._reader.digest, partial(said, bookie))
 
-    def _compare(self, heard: dict[BookieId, EntryId], waiting: set[BookieId]) -> None:
+    def _compare(self, lacs: dict[BookieId, EntryId], waiting: set[BookieId]) -> None:
         """All that were asked have answered, or those that `waiting` has are late: what they say now is of no use."""
         waiting.clear()
         if self._is_over:
             return
-        most = self._choice.compare(heard, self._ports.clock.now())
+        most = self._choice.compare(lacs, self._ports.clock.now())
         if self.confirm(most):
             self._end_poll()
         else:  # a bookie that does not know the ledger yet answers at once
@@ -228,16 +228,14 @@ class LedgerEnd:
     async def _ask_again(self, bookie: BookieId, known: EntryId) -> None:
         """Ask whether a bookie that was behind knows by now what another knew a moment ago."""
         await asyncio.sleep(ASK_S)
-        heard: dict[BookieId, EntryId] = {}
-        await self._hear(bookie, heard)
-        if not self._is_over and heard.get(bookie, NO_ENTRY) >= known:
+        lacs: dict[BookieId, EntryId] = {}
+        await self._read_lac(bookie, lacs)
+        if not self._is_over and lacs.get(bookie, NO_ENTRY) >= known:
             self._choice.caught_up(bookie)
 
-    async def _hear(self, bookie: BookieId, heard: dict[BookieId, EntryId]) -> None:
+    async def _read_lac(self, bookie: BookieId, lacs: dict[BookieId, EntryId]) -> None:
         with suppress(BookieError):
-            heard[bookie] = await self._ports.bookies.read_lac(
-                bookie, self._reader.metadata.ledger, self._reader.digest
-            )
+            lacs[bookie] = await self._ports.bookies.read_lac(bookie, self._reader.metadata.ledger, self._reader.digest)
 
     def _end_poll(self) -> None:
         if not self._is_over:

@@ -34,11 +34,11 @@ class PollChoice:
         """It did not answer a long poll."""
         self._behind[bookie] = now
 
-    def compare(self, heard: Mapping[BookieId, EntryId], now: float) -> EntryId:
+    def compare(self, lacs: Mapping[BookieId, EntryId], now: float) -> EntryId:
         """Compare what bookies know as last add confirmed at about the same time, when one long poll has brought
         nothing; returns the highest. Who knows less is behind."""
-        most = max(heard.values())
-        for bookie, lac in heard.items():
+        most = max(lacs.values())
+        for bookie, lac in lacs.items():
             if lac < most:
                 self._behind[bookie] = now - CHECK_S + FIRST_CHECK_S
         return most

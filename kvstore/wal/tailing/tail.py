@@ -33,7 +33,7 @@ from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.ports import LogEntry, Taker
 from kvstore.wal.tailing.ledger_end import LedgerEnd
-from kvstore.wal.tailing.news import TIMER_MIN_S, News
+from kvstore.wal.tailing.wakeup import TIMER_MIN_S, ReaderWakeup
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class TailReader:
         self._is_stale = False
         """The metadata of the present ledger may have changed."""
         self._looked_at = 0.0
-        self._news = News()
+        self._news = ReaderWakeup()
         self._loop = asyncio.get_running_loop()
         self._taker: Taker | None = None
         """While its read waits."""
@@ -118,7 +118,7 @@ class TailReader:
         """Take the entry there for acknowledged, as its leader says: no bookie need be asked for that."""
         reader = self._reader
         if reader is not None and reader.metadata.ledger == position.ledger and self._end.confirm(position.entry):
-            self._told()
+            self._notify()
 
     def give_now(self) -> None:
         """Give the taker at once what rests, if anything does."""
@@ -126,7 +126,7 @@ class TailReader:
             self._give()
 
     # docs/protocol.md T13
-    def _told(self) -> None:
+    def _notify(self) -> None:
         """There may be something new in the present ledger."""
         if self._taker is None:
             self._news.tell()
@@ -281,7 +281,7 @@ class TailReader:
         if self._reader is not None:
             self._end.stop()
         self._reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
-        self._end = LedgerEnd(self._reader, first, ports=self._ports, nursery=self._nursery, tell=self._told)
+        self._end = LedgerEnd(self._reader, first, ports=self._ports, nursery=self._nursery, tell=self._notify)
         self._next = first
         if self._is_closed:  # meanwhile
             self._end.stop()

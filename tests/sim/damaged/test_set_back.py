@@ -117,9 +117,9 @@ def test_leader_that_hears_of_a_ledger_that_it_does_not_know_loses_its_log() -> 
         applied, _ = await set_back(bench)
         log = await bench.logs(SMALL).open_as_leader(P, 0, lambda: Seq(4))
         own = log.known_ledgers()[0][-1].id
-        assert not log.hear_applied(Position(own, EntryId(0)))
+        assert not log.report_applied(Position(own, EntryId(0)))
         assert log.lost is None
-        assert log.hear_applied(applied)
+        assert log.report_applied(applied)
         assert isinstance(log.lost, MetadataLost)
 
     run(case)

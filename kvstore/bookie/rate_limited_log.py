@@ -9,7 +9,7 @@ BURST = 20
 """Lines at once, after a while without any; one more for each second."""
 
 
-class SparingLog:
+class RateLimitedLog:
     """In front of a logger. What is counted is counted elsewhere."""
 
     def __init__(self, log: logging.Logger) -> None:

@@ -13,10 +13,10 @@ from kvstore.bookie.digests import is_same_entry
 from kvstore.bookie.index.blocks import block_span, blocks_of, encode_extents, lay_out
 from kvstore.bookie.index.checkpoint import HEADER_SIZE, Checkpoint, LedgerPart, with_table
 from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK, EntryIndex
-from kvstore.bookie.index.index_files import Mended
+from kvstore.bookie.index.index_files import RebuiltIndex
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal.record import Kind
-from kvstore.bookie.journal.scan import Found, scan
+from kvstore.bookie.journal.record import RecordKind
+from kvstore.bookie.journal.scan import ScannedRecord, scan
 from kvstore.bookie.journal.segment import Segment
 from kvstore.os_errors import is_passing
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 FAILED_READS_MAX = 64
 """Of one segment: what then cannot be read either is not divided any further. Some three bad sectors in 64 MiB."""
 _SECTOR = 4096
-_FORGETS = (Kind.DROPPED, Kind.TOMBSTONE)
+_FORGETS = (RecordKind.DROPPED, RecordKind.TOMBSTONE)
 
 
 # docs/protocol.md B31
-class Mender:
+class IndexRebuilder:
     """Knows which entries a segment must have, by what is in memory of each ledger."""
 
     def __init__(self, inventory: Inventory) -> None:
@@ -40,7 +40,7 @@ class Mender:
         self.on_lost: Callable[[int], None] = lambda _ledger: None
         """Told of each of them, when it is in limbo already, so that this is written down."""
 
-    def mend(self, file: int) -> Mended | None:
+    def rebuild(self, file: int) -> RebuiltIndex | None:
         """The entries of a segment. None if the segment is gone."""
         segment = self._inventory.segments.get(file)
         if segment is None:
@@ -58,7 +58,7 @@ class Mender:
         for ledger in lost:
             self._lose(ledger, file)
         is_whole = checkpoint is not None and not lost
-        return Mended(found, _made_again(checkpoint, found) if checkpoint is not None and is_whole else None)
+        return RebuiltIndex(found, _made_again(checkpoint, found) if checkpoint is not None and is_whole else None)
 
     def _save(self, file: int, part: LedgerPart, entries: EntryIndex) -> None:
         """Take what the segment does not tell from the blocks that are whole."""
@@ -83,7 +83,7 @@ def entries_in(segment: Segment) -> dict[int, EntryIndex]:
     found: dict[int, EntryIndex] = {}
     for record in scan(data, segment.file, segment.salt, known_end=segment.end).records:
         head = record.head
-        if head.kind == Kind.ADD:
+        if head.kind == RecordKind.ADD:
             entries = found.setdefault(head.ledger, EntryIndex())
             if (former := entries.get(head.entry))[0] and not _may_replace(segment, former, record):
                 continue
@@ -96,7 +96,7 @@ def entries_in(segment: Segment) -> dict[int, EntryIndex]:
 
 
 # docs/protocol.md B36
-def _may_replace(segment: Segment, former: tuple[int, int], record: Found) -> bool:
+def _may_replace(segment: Segment, former: tuple[int, int], record: ScannedRecord) -> bool:
     """Return True unless the entry's earlier record in the segment has a readable packet with another payload."""
     place, size = former
     held = segment.read_body(place & OFFSET_MASK, size, ledger=record.head.ledger, entry=record.head.entry)

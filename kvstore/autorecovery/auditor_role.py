@@ -12,7 +12,7 @@ from kvstore.types import BookieId, LedgerId
 from kvstore.wal.repair import bookies_of
 
 
-class Office:
+class AuditorRole:
     """The office as one candidate sees it. Calls raise MetadataError."""
 
     def __init__(self, store: MetadataStore, candidate: str, clock: Clock) -> None:
@@ -31,7 +31,7 @@ class Office:
         return self.is_enabled and self.votes.is_auditor
 
     # docs/protocol.md A4
-    def go_on(self) -> None:
+    def ensure_may_act(self) -> None:
         """Raise MetadataUnavailable unless it may act: whatever is under way ends here."""
         if not self.may_act:
             raise MetadataUnavailable("this node is not the auditor any more, or auto-recovery is off")
@@ -44,6 +44,6 @@ class Office:
         except NoSuchLedger:
             return
         named = [bookie for bookie in missing if bookie in bookies_of(metadata)]
-        self.go_on()
+        self.ensure_may_act()
         if named and await self.marks.mark(ledger, named, self._clock.wall_ms(), anew=why == "entries"):
             self.marked[why] += 1

@@ -13,8 +13,8 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvstore.autorecovery.mender import Mended, Mender
-from kvstore.autorecovery.mending import Past
+from kvstore.autorecovery.repair_machine import AttemptHistory
+from kvstore.autorecovery.repairer import LedgerRepairer, RepairOutcome
 from kvstore.errors import BookieError, Corrupted, InvalidRequest, LedgerError, Unavailable, VersionConflict
 from kvstore.meta.lost import runs_of, text_of, with_lost
 from kvstore.meta.registration import RegistrationClient
@@ -30,7 +30,7 @@ from kvstore.wal.repair import bookies_of
 
 log = logging.getLogger(__name__)
 
-NO_GOOD_COPY = (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE)
+NO_GOOD_COPY_STATUSES = (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE)
 """Answers of a bookie that has a damaged copy, or has lost what it had. Any other refusal may be over in a moment."""
 HOLE_MAX = 8
 """So many entries that nobody has, one after the other, end a ledger that was not closed."""
@@ -57,35 +57,35 @@ class Loss:
         return text_of(runs_of(self.lost))
 
 
-class GivingUp:
+class LedgerAbandonment:
     """Calls raise MetadataError; Unavailable if a registered bookie does not answer, has come back or gone away
     meanwhile; InvalidRequest for a ledger that has a leader."""
 
-    def __init__(self, mender: Mender, marks: Underreplication, *, worker: str) -> None:
-        self._mender, self._marks, self._worker = mender, marks, worker
-        self._ports = mender.ports
-        self._registered = RegistrationClient(mender.store)
+    def __init__(self, repairer: LedgerRepairer, marks: Underreplication, *, worker: str) -> None:
+        self._repairer, self._marks, self._worker = repairer, marks, worker
+        self._ports = repairer.ports
+        self._registered = RegistrationClient(repairer.store)
 
-    async def look(self, ledger: LedgerId) -> Loss:
+    async def find_loss(self, ledger: LedgerId) -> Loss:
         """Find what would be lost, as far as can be seen without fencing."""
         metadata, _ = await self._ports.ledgers.read_latest(ledger)
-        asking = _Asking(self._ports, metadata)
+        asking = _BookieQueries(self._ports, metadata)
         if metadata.state is LedgerState.CLOSED:
             return await asking.loss(metadata.last_entry)
         partition = owner_of(metadata)
-        if partition is not None and await self._mender.is_led(partition):
+        if partition is not None and await self._repairer.is_led(partition):
             raise InvalidRequest(f"ledger {ledger} is that of partition {partition}, which has a leader")
         return await asking.loss(await asking.end(fence=False))
 
-    async def give_up(self, ledger: LedgerId, now_ms: int, agreed: Loss) -> tuple[Loss, Mended]:
+    async def abandon(self, ledger: LedgerId, now_ms: int, agreed: Loss) -> tuple[Loss, RepairOutcome]:
         """Close the ledger if it is not, note what is lost, and have the rest copied. Raises VersionConflict if others
         repair it just now; Unavailable if more would be lost than was `agreed`, the answer of `look`."""
-        seen = await self.look(ledger)
+        seen = await self.find_loss(ledger)
         _refuse_more(seen, agreed)
         metadata, _ = await self._ports.ledgers.update(ledger, in_recovery)
         if metadata.state is not LedgerState.CLOSED:
             metadata = await self._close(metadata, seen)
-        asking = _Asking(self._ports, metadata)
+        asking = _BookieQueries(self._ports, metadata)
         loss = await asking.loss(metadata.last_entry)
         _refuse_more(loss, agreed)
         await self._refuse_if_back(asking)
@@ -95,21 +95,23 @@ class GivingUp:
         lock = await self._marks.lock(ledger, self._worker)
         if lock is None:
             raise VersionConflict(f"ledger {ledger} is being repaired by others, which now know what is lost")
-        mended = await self._mender.mend(ledger, lock.mark.replicas, Past(), is_held=lambda: lock.is_held)
-        if mended.is_whole:
+        outcome = await self._repairer.repair(
+            ledger, lock.mark.replicas, AttemptHistory(), is_held=lambda: lock.is_held
+        )
+        if outcome.is_whole:
             await self._marks.mark_replicated(lock, lock.mark.version)
         else:
             await lock.release()
-        return loss, mended
+        return loss, outcome
 
     async def _close(self, metadata: LedgerMetadata, seen: Loss) -> LedgerMetadata:
-        asking = _Asking(self._ports, metadata)
+        asking = _BookieQueries(self._ports, metadata)
         _refuse_if_gone(asking.away, seen)
         end = await asking.end(fence=True)
         _refuse_earlier_end(end, seen)
         fenced_at = self._ports.clock.now()
         last = await asking.last_readable(end)
-        await self._mender.wait_out_lease(owner_of(metadata), fenced_at)
+        await self._repairer.wait_out_lease(owner_of(metadata), fenced_at)
 
         def closed(recorded: LedgerMetadata) -> LedgerMetadata:
             if recorded.state is LedgerState.CLOSED:
@@ -122,7 +124,7 @@ class GivingUp:
         recorded, _ = await self._ports.ledgers.update(metadata.ledger, closed)
         return recorded
 
-    async def _refuse_if_back(self, asking: _Asking) -> None:
+    async def _refuse_if_back(self, asking: _BookieQueries) -> None:
         """Raise Unavailable if a bookie is registered that was away when it would have been asked."""
         back = (await self._registered.names()).intersection(asking.away)
         if back:
@@ -155,7 +157,7 @@ def _refuse_earlier_end(end: EntryId, agreed: Loss) -> None:
         )
 
 
-class _Asking:
+class _BookieQueries:
     """The bookies of a ledger that are registered, as far as is known, as this is made, and their answers."""
 
     def __init__(self, ports: LedgerPorts, metadata: LedgerMetadata) -> None:
@@ -199,7 +201,7 @@ class _Asking:
         try:
             return await self._ports.bookies.read_lac(bookie, self._metadata.ledger, self._digest)
         except BookieError as error:
-            if isinstance(error, AnsweredError) and error.status in NO_GOOD_COPY:
+            if isinstance(error, AnsweredError) and error.status in NO_GOOD_COPY_STATUSES:
                 return NO_ENTRY
             raise Unavailable(f"bookie {bookie} is registered and does not answer, try again: {error}") from error
 
@@ -226,7 +228,7 @@ class _Asking:
                 bookie, self._metadata.ledger, entry, fence_key=key, priority=RECOVERY_PRIORITY
             )
         except LedgerError as error:
-            if not isinstance(error, AnsweredError) or error.status not in NO_GOOD_COPY:
+            if not isinstance(error, AnsweredError) or error.status not in NO_GOOD_COPY_STATUSES:
                 raise Unavailable(f"bookie {bookie} is registered and does not answer, try again: {error}") from error
             if error.status is Status.UNKNOWN_LEDGER_STATE:
                 self._unsure.add(bookie)
@@ -241,7 +243,7 @@ class _Asking:
         try:
             await self._ports.bookies.read(bookie, self._metadata.ledger, entry, priority=RECOVERY_PRIORITY)
         except LedgerError as error:
-            if isinstance(error, AnsweredError) and error.status in NO_GOOD_COPY:
+            if isinstance(error, AnsweredError) and error.status in NO_GOOD_COPY_STATUSES:
                 return
             raise Unavailable(f"bookie {bookie} is registered and does not answer, try again: {error}") from error
         raise Unavailable(f"bookie {bookie} cannot be fenced: make room on its disk, and call it again")

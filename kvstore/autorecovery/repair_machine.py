@@ -47,7 +47,7 @@ UNCOVERED = "is open, and too few bookies of its last ensemble are up to tell wh
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RegisteredBookies:
     """The registered bookies."""
 
     writable: frozenset[BookieId]
@@ -73,7 +73,7 @@ class Writer:
 
 
 @dataclass(slots=True)
-class Past:
+class AttemptHistory:
     """A memory of earlier attempts at one ledger."""
 
     tries: int = 0
@@ -93,10 +93,10 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MetadataRead:
     metadata: LedgerMetadata
     version: int
-    standing: Standing
+    standing: RegisteredBookies
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WriterProbed:
     writer: Writer
 
 
@@ -121,7 +121,7 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class MetadataWritten:
     """The metadata names the newcomers."""
 
 
@@ -136,7 +136,7 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class AttemptFailed:
     reason: str
     refused: frozenset[BookieId] = frozenset()
     """Bookies that took no copies."""
@@ -147,18 +147,18 @@ class LockLost:
     """The lock is another's, who goes on."""
 
 
-Event = Found | Gone | Asked | Filled | Recorded | Overtaken | Recovered | Failed | LockLost
+Event = MetadataRead | Gone | WriterProbed | Filled | MetadataWritten | Overtaken | Recovered | AttemptFailed | LockLost
 
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReadMetadata:
     """Read the ledger's metadata as of now, and who is registered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ProbeWriter:
     """Find out about the open ledger's writer."""
 
     metadata: LedgerMetadata
@@ -184,7 +184,7 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WriteMetadata:
     """Compare-and-set the ledger's metadata."""
 
     wanted: LedgerMetadata
@@ -206,21 +206,27 @@ class End:
     again_s: float = 0.0
 
 
-Command = Look | Ask | Fill | Record | Recover | End
+Command = ReadMetadata | ProbeWriter | Fill | WriteMetadata | Recover | End
 
 
-class Mending:
+class RepairMachine:
     """One attempt at one ledger. `marked` empty: any bookie may lack copies. `grace_s`: how long an open ledger is left
     as it is while nothing changes in it. `luck` begins in the same way each time, and for every worker: so a second
     attempt finds what the first has copied."""
 
     def __init__(
-        self, ledger: LedgerId, marked: Collection[BookieId], past: Past, *, grace_s: float, luck: Callable[[], Random]
+        self,
+        ledger: LedgerId,
+        marked: Collection[BookieId],
+        past: AttemptHistory,
+        *,
+        grace_s: float,
+        luck: Callable[[], Random],
     ) -> None:
         self.ledger = ledger
         self._marked, self._past, self._grace_s, self._luck = frozenset(marked), past, grace_s, luck
         self._looks = 0
-        self._found: Found | None = None
+        self._found: MetadataRead | None = None
         self._wanted: LedgerMetadata | None = None
         self._lacks_spare = False
         self._rest = ""
@@ -232,21 +238,21 @@ class Mending:
     def handle(self, event: Event, now: float) -> Command:
         """Return what `event` calls for. After End there are no more events."""
         match event:
-            case Found():
+            case MetadataRead():
                 return self._plan(event)
             case Gone():
                 return End(is_whole=True)
-            case Asked(writer):
+            case WriterProbed(writer):
                 return self._judge(writer, now)
             case Filled():
                 return self._filled(event)
-            case Recorded():
+            case MetadataWritten():
                 return self._end(self._rest)
             case Overtaken():
                 return self._look()
             case Recovered():
                 return self._look()
-            case Failed(reason, refused):
+            case AttemptFailed(reason, refused):
                 return self._failed(reason, refused)
             case LockLost():
                 return End(is_whole=False, reason=LOCK_LOST)
@@ -256,7 +262,7 @@ class Mending:
     def _look(self) -> Command:
         self._looks += 1
         self._wanted = None
-        return Look() if self._looks <= LOOKS_MAX else self._end(CHANGING)
+        return ReadMetadata() if self._looks <= LOOKS_MAX else self._end(CHANGING)
 
     def _end(self, reason: str) -> Command:
         past = self._past
@@ -278,19 +284,19 @@ class Mending:
 
     # ── closed ledgers ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _plan(self, found: Found) -> Command:
+    def _plan(self, found: MetadataRead) -> Command:
         self._found = found
         metadata = found.metadata
         if metadata.state is not LedgerState.CLOSED:
-            return Ask(metadata, found.standing.there)
+            return ProbeWriter(metadata, found.standing.there)
         return self._fill(found, metadata.fragments, metadata.last_entry)
 
-    def _lost(self, found: Found) -> frozenset[BookieId]:
+    def _lost(self, found: MetadataRead) -> frozenset[BookieId]:
         named = frozenset(bookies_of(found.metadata))
         return ((self._marked or named) & named) - found.standing.there
 
     # docs/protocol.md A10, W10
-    def _fill(self, found: Found, changing: tuple[Fragment, ...], last: EntryId) -> Command:
+    def _fill(self, found: MetadataRead, changing: tuple[Fragment, ...], last: EntryId) -> Command:
         """Give the places of lost bookies in the fragments `changing` to others, spread copies over zones, and have all
         who are then named filled."""
         metadata, standing = found.metadata, found.standing
@@ -306,7 +312,7 @@ class Mending:
         read_at = frozenset(each for each in marked if not is_incarnation(each))
         return Fill(metadata, wanted, last, newcomers, must, may, standing.writable, read_at)
 
-    def _replaced(self, found: Found, part: LedgerMetadata) -> LedgerMetadata:
+    def _replaced(self, found: MetadataRead, part: LedgerMetadata) -> LedgerMetadata:
         standing, lost = found.standing, self._lost(found)
         spares, luck = standing.writable - self._past.avoid, self._luck()
         wanted = replaced(part, lost, standing.zones, spares, luck)
@@ -334,7 +340,7 @@ class Mending:
         )
         if wanted.fragments == metadata.fragments:
             return self._end(self._rest)
-        return Record(wanted, self._found.version)
+        return WriteMetadata(wanted, self._found.version)
 
     # ── ledgers that are not closed ───────────────────────────────────────────────────────────────────────────────────
 

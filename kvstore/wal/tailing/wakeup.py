@@ -8,7 +8,7 @@ TIMER_MIN_S = 0.001
 """Less than this is not worth a timer, and may be nothing at all on the event loop's clock."""
 
 
-class News:
+class ReaderWakeup:
     """The news for one reader, which asks `forget` before it looks and `wait` when it has found nothing."""
 
     def __init__(self) -> None:

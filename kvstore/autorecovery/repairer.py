@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from random import Random
 from typing import assert_never
 
-from kvstore.autorecovery import mending
-from kvstore.autorecovery.mending import (
-    Ask,
-    Asked,
+from kvstore.autorecovery import repair_machine
+from kvstore.autorecovery.repair_machine import (
+    AttemptFailed,
+    AttemptHistory,
     End,
     Event,
-    Failed,
     Fill,
     Filled,
-    Found,
     Gone,
     LockLost,
-    Look,
-    Mending,
+    MetadataRead,
+    MetadataWritten,
     Overtaken,
-    Past,
-    Record,
-    Recorded,
+    ProbeWriter,
+    ReadMetadata,
     Recover,
     Recovered,
-    Standing,
+    RegisteredBookies,
+    RepairMachine,
+    WriteMetadata,
     Writer,
+    WriterProbed,
     is_incarnation,
 )
 from kvstore.env.ports import Nursery
@@ -47,7 +47,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, PartitionId
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.copies.pace import GuardedPace, Pace
+from kvstore.wal.copies.pace import CopyPace, GuardedCopyPace
 from kvstore.wal.creator import owner_of
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.lists import LedgerLists
@@ -64,7 +64,7 @@ Progress = Callable[[LedgerId, EntryId, EntryId], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class RepairOutcome:
     """The outcome of one attempt."""
 
     is_whole: bool
@@ -77,7 +77,7 @@ class Mended:
     unreadable: frozenset[EntryId]
 
 
-class Mender:
+class LedgerRepairer:
     """Mends the ledgers that one process takes; several ledgers may be mended at once, within one pace."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Mender:
         ports: LedgerPorts,
         store: MetadataStore,
         nursery: Nursery,
-        pace: Pace,
+        pace: CopyPace,
         *,
         grace_s: float = GRACE_S,
         progress: Progress = lambda *_: None,
@@ -95,17 +95,17 @@ class Mender:
         self.progress = progress
         self._grace_s = grace_s
 
-    async def mend(
+    async def repair(
         self,
         ledger: LedgerId,
         marked: Collection[BookieId],
-        past: Past,
+        past: AttemptHistory,
         *,
         is_held: Callable[[], bool] = lambda: True,
-    ) -> Mended:
+    ) -> RepairOutcome:
         """Do for the ledger what can be done now. `is_held`: whether the lock on it is, asked before its metadata are
         written."""
-        machine = Mending(ledger, marked, past, grace_s=self._grace_s, luck=lambda: Random(ledger))
+        machine = RepairMachine(ledger, marked, past, grace_s=self._grace_s, luck=lambda: Random(ledger))
         attempt = _Attempt(self, ledger, is_held)
         command = machine.start()
         while not isinstance(command, End):
@@ -116,7 +116,7 @@ class Mender:
             log.info("ledger=%d %s", ledger, command.reason)
         past.reason = command.reason
         done = attempt.copied, attempt.copied_bytes, attempt.unreadable
-        return Mended(command.is_whole, command.reason, command.again_s, *done)
+        return RepairOutcome(command.is_whole, command.reason, command.again_s, *done)
 
     async def is_led(self, partition: PartitionId) -> bool:
         """Whether anybody leads it, as of now."""
@@ -150,24 +150,26 @@ class Mender:
 
 
 class _Attempt:
-    def __init__(self, owner: Mender, ledger: LedgerId, is_held: Callable[[], bool]) -> None:
+    def __init__(self, owner: LedgerRepairer, ledger: LedgerId, is_held: Callable[[], bool]) -> None:
         self.copied = self.copied_bytes = 0
         self.unreadable: frozenset[EntryId] = frozenset()
         self._owner, self._ledger, self._is_held = owner, ledger, is_held
         self._ports = owner.ports
         self._is_deleted = False
 
-    async def perform(self, command: mending.Look | Ask | Fill | Record | Recover) -> Event:
+    async def perform(
+        self, command: repair_machine.ReadMetadata | ProbeWriter | Fill | WriteMetadata | Recover
+    ) -> Event:
         """Do it, and say what came of it."""
         try:
             match command:
-                case Look():
+                case ReadMetadata():
                     return await self._look()
-                case Ask(metadata, there):
-                    return Asked(await self._ask(metadata, there))
+                case ProbeWriter(metadata, there):
+                    return WriterProbed(await self._ask(metadata, there))
                 case Fill():
                     return await self._fill(command)
-                case Record(wanted, version):
+                case WriteMetadata(wanted, version):
                     return await self._record(wanted, version)
                 case Recover():
                     return await self._recover()
@@ -178,18 +180,18 @@ class _Attempt:
         except VersionConflict:
             return Overtaken()
         except (LedgerError, MetadataError, NotEnoughBookies) as error:
-            return Failed(f"{type(error).__name__}: {error}")
+            return AttemptFailed(f"{type(error).__name__}: {error}")
 
-    async def _look(self) -> Found:
+    async def _look(self) -> MetadataRead:
         metadata, version = await self._ports.ledgers.read_latest(self._ledger)
         choice = self._ports.choice
         writable, readonly = choice.writable, choice.readonly
         zones = choice.zones_of(writable.union(readonly, bookies_of(metadata)))
-        return Found(metadata, version, Standing(writable, readonly, zones))
+        return MetadataRead(metadata, version, RegisteredBookies(writable, readonly, zones))
 
     async def _fill(self, fill: Fill) -> Event:
         ports, owner = self._ports, self._owner
-        pace = GuardedPace(owner.pace, self._go_on)
+        pace = GuardedCopyPace(owner.pace, self._ensure_not_deleted)
         copying = Copying(fill.metadata, ports.bookies, owner.nursery, pace, own=ports.choice.own)
         # They are asked last: each that has another incarnation by now ends the connection.
         copying.reader.troubled.update(
@@ -205,14 +207,16 @@ class _Attempt:
         try:
             held = await copying.held(fill.newcomers)
             named = (fill.must | fill.may) - fill.newcomers
-            held |= await copying.held_as_told(named)
+            held |= await copying.held_by_responsive(named)
             silent = fill.must.difference(held)
-            await copying.fill(fill.wanted, fill.last, held, fill.takers, noticed, goes_on=True, may_refuse=named)
+            await copying.fill(
+                fill.wanted, fill.last, held, fill.takers, noticed, skip_unreadable=True, may_refuse=named
+            )
             await self._read(copying, fill.read_at & fill.takers & held.keys(), fill.last)
         except NoSuchLedger:
             raise
         except LedgerError as error:
-            return Failed(f"{type(error).__name__}: {error}", frozenset(copying.refused))
+            return AttemptFailed(f"{type(error).__name__}: {error}", frozenset(copying.refused))
         finally:
             watch.close()
             self.copied += copying.copied
@@ -221,7 +225,7 @@ class _Attempt:
         refused = copying.refused.intersection(held) | silent
         return Filled(self.unreadable, not without_room & fill.must, frozenset(refused))
 
-    def _go_on(self) -> None:
+    def _ensure_not_deleted(self) -> None:
         if self._is_deleted:
             raise NoSuchLedger(f"ledger {self._ledger} was deleted while it was copied")
 
@@ -254,7 +258,7 @@ class _Attempt:
             return LockLost()
         await self._ports.ledgers.write(wanted, version)
         log.info("ledger=%d has its copies on %s", self._ledger, bookies_of(wanted))
-        return Recorded()
+        return MetadataWritten()
 
     # ── ledgers that are not closed ───────────────────────────────────────────────────────────────────────────────────
 

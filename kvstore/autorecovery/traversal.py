@@ -19,15 +19,15 @@ _STEP = 50
 
 
 async def every_ledger(
-    ledgers: LedgerStore, go_on: Callable[[], None], unreadable: Callable[[LedgerId], None] | None = None
+    ledgers: LedgerStore, check: Callable[[], None], unreadable: Callable[[LedgerId], None] | None = None
 ) -> AsyncIterator[LedgerMetadata]:
-    """Each ledger as it was a moment ago. `go_on` is asked before each and may raise. One whose metadata cannot be read
+    """Each ledger as it was a moment ago. `check` is asked before each and may raise. One whose metadata cannot be read
     is passed over and given to `unreadable`, or logged if nobody takes it: `kvstore fsck` names it. Raises
     MetadataError: a walk that ends has seen all."""
     count = 0
     async for page in ledgers.pages():
         for ledger in page:
-            go_on()
+            check()
             try:
                 metadata, _ = await ledgers.read(ledger)
             except NoSuchLedger:
