@@ -1,4 +1,4 @@
-"""Makes one ledger whole again: drives a Mending. Whoever calls has the ledger's lock, if it has a mark."""
+"""Repairs one ledger by driving a RepairMachine. If the ledger has a mark, the caller must hold its lock."""
 
 from __future__ import annotations
 
@@ -57,28 +57,28 @@ from kvstore.wal.repair import Missing, bookies_of
 log = logging.getLogger(__name__)
 
 GRACE_S = 30.0
-"""See AutorecoveryConfig."""
+"""See AutorecoveryConfig.open_ledger_grace_s."""
 
 Progress = Callable[[LedgerId, EntryId, EntryId], None]
-"""(ledger, the entry that is copied, the last one)."""
+"""Called with the ledger, the entry that is being copied, and the last entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairOutcome:
-    """The outcome of one attempt."""
+    """The outcome of one repair attempt."""
 
     is_whole: bool
     reason: str
-    """Why it is not."""
+    """Why the ledger is still under-replicated; empty if it is not."""
     again_s: float
-    """When to try again."""
+    """Seconds until the next attempt."""
     copied: int
     copied_bytes: int
     unreadable: frozenset[EntryId]
 
 
 class LedgerRepairer:
-    """Mends the ledgers that one process takes; several ledgers may be mended at once, within one pace."""
+    """The repairer of one process. It can repair several ledgers at once, within one pace."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class LedgerRepairer:
         *,
         is_held: Callable[[], bool] = lambda: True,
     ) -> RepairOutcome:
-        """Do for the ledger what can be done now. `is_held`: whether the lock on it is, asked before its metadata are
-        written."""
+        """Do all repairs of the ledger that are possible now. `marked`: bookies that the mark names. `is_held` is asked
+        whether the lock is still held, before the ledger's metadata is written."""
         machine = RepairMachine(ledger, marked, past, grace_s=self._grace_s, luck=lambda: Random(ledger))
         attempt = _Attempt(self, ledger, is_held)
         command = machine.start()
@@ -113,19 +113,19 @@ class LedgerRepairer:
             command = machine.handle(event, self.ports.clock.now())
         command = machine.end_of(command, self.ports.choice.is_registered)
         if command.reason and command.reason != past.reason:
-            log.info("ledger=%d %s", ledger, command.reason)
+            log.info("ledger stays under-replicated ledger=%d reason=%s", ledger, command.reason)
         past.reason = command.reason
         done = attempt.copied, attempt.copied_bytes, attempt.unreadable
         return RepairOutcome(command.is_whole, command.reason, command.again_s, *done)
 
     async def is_led(self, partition: PartitionId) -> bool:
-        """Whether anybody leads it, as of now."""
+        """Return True if the partition has a leader now."""
         path = paths.partition_leader(partition)
         await self.store.sync(path)
         return await self.created_or_none(path) is not None
 
     async def created_or_none(self, path: str) -> int | None:
-        """The transaction that made the node."""
+        """Return the transaction that created the node, or None if there is no such node."""
         try:
             return (await self.store.get(path))[1].created
         except NoSuchNode:
@@ -133,7 +133,7 @@ class LedgerRepairer:
 
     # docs/protocol.md A13
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
-        """Fence the ledger, find its end, and close it, as a new leader would, its wait included."""
+        """Fence the ledger, find its end, and close it as a new leader would, including the wait for the lease."""
         takeover = LedgerTakeover(ledger, self.ports, self.nursery)
         metadata, _ = await self.ports.ledgers.read(ledger)
         await takeover.take_over()
@@ -142,7 +142,7 @@ class LedgerRepairer:
 
     # docs/protocol.md A13
     async def wait_out_lease(self, partition: PartitionId | None, fenced_at: float) -> None:
-        """Until the former leader's lease is over nobody may see what was recovered."""
+        """Wait until the former leader's lease is over, because nobody may see the recovered entries before."""
         if partition is not None:
             listed, _ = await self.lists.read(partition, latest=True)
             left_s = fenced_at + listed.lease_wait_s() - self.ports.clock.now()
@@ -160,7 +160,7 @@ class _Attempt:
     async def perform(
         self, command: repair_machine.ReadMetadata | ProbeWriter | Fill | WriteMetadata | Recover
     ) -> Event:
-        """Do it, and say what came of it."""
+        """Perform a command. Return its outcome as an event."""
         try:
             match command:
                 case ReadMetadata():
@@ -193,7 +193,7 @@ class _Attempt:
         ports, owner = self._ports, self._owner
         pace = GuardedCopyPace(owner.pace, self._ensure_not_deleted)
         copying = Copying(fill.metadata, ports.bookies, owner.nursery, pace, own=ports.choice.own)
-        # They are asked last: each that has another incarnation by now ends the connection.
+        # Ask unregistered bookies last: a bookie that has another incarnation by now ends the connection.
         copying.reader.troubled.update(
             each for each in bookies_of(fill.metadata) if not ports.choice.is_registered(each)
         )
@@ -227,12 +227,12 @@ class _Attempt:
 
     def _ensure_not_deleted(self) -> None:
         if self._is_deleted:
-            raise NoSuchLedger(f"ledger {self._ledger} was deleted while it was copied")
+            raise NoSuchLedger(f"ledger {self._ledger} was deleted while it was being copied")
 
     def _changed(self) -> None:
-        """Its metadata have changed: nobody wants copies of a ledger that is deleted, and at a low rate they take
-        hours."""
-        self._owner.nursery.spawn(self._look_for_deletion(), name=f"look at ledger {self._ledger}")
+        """Check whether the ledger was deleted, because its metadata has changed. Nobody needs copies of a deleted
+        ledger, and copying may take hours at a low rate."""
+        self._owner.nursery.spawn(self._look_for_deletion(), name=f"check ledger {self._ledger}")
 
     async def _look_for_deletion(self) -> None:
         try:
@@ -240,14 +240,21 @@ class _Attempt:
         except NoSuchLedger:
             self._is_deleted = True
         except MetadataError:
-            return  # the attempt's own end tells
+            return  # the end of the attempt will show it
 
     async def _read(self, copying: Copying, bookies: Collection[BookieId], last: EntryId) -> None:
-        """Of bookies that list what they cannot read as well: find that by reading, and copy it there again."""
+        """Read every entry of bookies that also list entries which they cannot read, and copy the unreadable ones
+        again."""
         for bookie in sorted(bookies):
             async for fault in copying.faults(bookie, last):
                 if not fault.is_certain:
-                    log.info("ledger=%d bookie=%s: entry %d is %s", self._ledger, bookie, fault.entry, fault.what)
+                    log.info(
+                        "bookie cannot be read ledger=%d bookie=%s entry=%d fault=%s",
+                        self._ledger,
+                        bookie,
+                        fault.entry,
+                        fault.what,
+                    )
                     copying.refused.add(bookie)
                     break
                 if fault.entry not in copying.unreadable and not copying.is_given_up(fault.entry):
@@ -257,7 +264,7 @@ class _Attempt:
         if not self._is_held():
             return LockLost()
         await self._ports.ledgers.write(wanted, version)
-        log.info("ledger=%d has its copies on %s", self._ledger, bookies_of(wanted))
+        log.info("recorded new ensemble ledger=%d bookies=%s", self._ledger, bookies_of(wanted))
         return MetadataWritten()
 
     # ── ledgers that are not closed ───────────────────────────────────────────────────────────────────────────────────
@@ -278,7 +285,8 @@ class _Attempt:
 
     # docs/protocol.md A12
     async def _doubtful(self, bookies: Collection[BookieId]) -> list[BookieId]:
-        """Those set up after the ledger was made, as far as their ids do not say that they are the ones it names."""
+        """Return the bookies that were set up after the ledger was created, unless their ids prove that the ledger
+        names this very incarnation."""
         made = await self._owner.created_or_none(paths.ledger(self._ledger))
         found = []
         for bookie in sorted(each for each in bookies if not is_incarnation(each)):

@@ -1,8 +1,8 @@
-"""Repairs marked ledgers, one after the other and a few at a time: takes the lock of each, mends it, takes the mark
-away (docs/protocol.md, A10).
+"""The replication worker: repairs marked ledgers, a few at a time. It takes the lock of a ledger, repairs the ledger,
+and removes the mark (docs/protocol.md, A10).
 
 There may be any number of workers: in every node with a bookie, and in processes of their own. A worker that dies loses
-its locks with its session; what it has copied stays, and the next one finds it there.
+its locks with its session. Its copies stay, and the next worker finds them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from kvstore.wal.handle import LedgerPorts
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""Between two looks at the marks: a watch tells of the first one only."""
+"""Seconds between two scans of the marks; a watch reports only the first mark."""
 REST_S = 1.0
-"""The least between two of them, unless somebody calls."""
+"""Minimum number of seconds between two scans, unless somebody calls `look`."""
 AT_ONCE_MAX = 4
-"""Ledgers outcome at once: small ones wait for the metadata store and not for bookies."""
+"""Number of ledgers repaired at once: small ledgers wait for the metadata store rather than for bookies."""
 HELD_S = 5.0
-"""Until a ledger that another worker has is looked at again."""
+"""Seconds until the next attempt at a ledger that another worker has locked."""
 
 
 class Worker:
-    """The worker of one process. `name` is what others see in its locks."""
+    """The replication worker of one process. `name` is shown to others in its locks."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class Worker:
         self.look()
 
     async def close(self) -> None:
-        """Stop at once. The locks go with the session; a session that goes on gives them back first."""
+        """Stop at once. The locks end with the session; if the session continues, release them first."""
         await self._nursery.close()
         for lock in self._unreleased:
             with suppress(MetadataError):
                 await lock.release()
 
     def look(self) -> None:
-        """Look at the marks soon: there is a new one."""
+        """Scan the marks soon, because there is a new one."""
         self._wake.set()
 
     def statistics(self) -> dict[str, float]:
-        """Numbers for operators."""
+        """Return the worker's counters and gauges."""
         return {
             "enabled": int(self._is_enabled),
             "ledgers_marked": self._backlog.marked,
@@ -106,7 +106,7 @@ class Worker:
                 try:
                     await self._round()
                 except StoreError as error:
-                    log.info("the look at marked ledgers stopped: %r", error)
+                    log.info("scan of marked ledgers failed, retrying error=%r", error)
                     await asyncio.sleep(HELD_S)
         finally:
             self._ports.choice.forget(self)
@@ -114,7 +114,8 @@ class Worker:
                 watch.close()
 
     async def _follow_switch(self) -> None:
-        """Also in the middle of a large ledger: an operator who switches auto-recovery off waits for no copies."""
+        """Follow the auto-recovery switch, also in the middle of a large ledger: an operator who switches it off need
+        not wait for copies."""
         while True:
             await self._switch.wait()
             self._switch.clear()
@@ -131,7 +132,7 @@ class Worker:
         self.look()
 
     async def _round(self) -> None:
-        """See every mark, and take some. Raises MetadataError."""
+        """See every mark, and repair some of the ledgers. Raises MetadataError."""
         await self._release_all()
         self._is_enabled = await self._settings.is_enabled()
         if not self._is_enabled:
@@ -151,15 +152,17 @@ class Worker:
             ledger = waiting.popleft()
             try:
                 with suppress(MetadataError):
-                    await self._release_all()  # a round may take hours, and nobody else can have those
+                    # a round may take hours, and nobody else can have these ledgers meanwhile
+                    await self._release_all()
                 self._is_enabled = await self._settings.is_enabled()
                 if self._is_enabled:
                     await self._take(ledger)
             except StoreError as error:
-                log.info("ledger=%d not repaired now: %r", ledger, error)
+                log.info("ledger not repaired now ledger=%d error=%r", ledger, error)
                 self._put_off(ledger, HELD_S)
-            except Exception:  # what one ledger holds, a stranger's perhaps, must not end one node after the other
-                log.exception("ledger=%d cannot be repaired: a fault of this program", ledger)
+            # the contents of one ledger, perhaps of a foreign client, must not end one node after the other
+            except Exception:
+                log.exception("ledger cannot be repaired because of a bug ledger=%d", ledger)
                 self._failed += 1
                 self._put_off(ledger, AGAIN_S_MAX)
 
@@ -178,7 +181,7 @@ class Worker:
 
     # docs/protocol.md A3, A10
     async def _repair(self, lock: MarkLock) -> None:
-        """The mark goes only as it was when the lock was taken: one that has grown since stays."""
+        """Repair the ledger, and remove its mark unless the mark has grown since the lock was taken."""
         ledger, past = lock.mark.ledger, self._backlog.past(lock.mark.ledger)
         outcome = await self._repairer.repair(
             ledger, lock.mark.replicas, past, is_held=lambda: lock.is_held and self._is_enabled
@@ -192,7 +195,7 @@ class Worker:
         self._backlog.done(ledger)
         if lock.is_held and await self._marks.mark_replicated(lock, lock.mark.version):
             self._repaired += 1
-            log.info("ledger=%d is whole, %d copies made", ledger, outcome.copied)
+            log.info("ledger repaired ledger=%d copies=%d", ledger, outcome.copied)
         else:
             self.look()
 
@@ -200,13 +203,13 @@ class Worker:
         self._backlog.later(ledger, self._env.clock.now(), again_s, is_unreadable=is_unreadable)
 
     async def _release(self, lock: MarkLock) -> None:
-        """Raises MetadataError; then it is tried again later, or the session ends."""
+        """Release the lock. After a MetadataError, which is raised, it is released later or ends with the session."""
         await lock.release()
         if lock in self._unreleased:
             self._unreleased.remove(lock)
 
     async def _release_all(self) -> None:
-        """Those of ledgers that nobody works on any more."""
+        """Release the locks of ledgers that nobody works on any more."""
         for lock in list(self._unreleased):
             if lock.mark.ledger not in self._repairing:
                 await self._release(lock)

@@ -85,7 +85,7 @@ async def test_a_session_that_ends_before_a_mark_is_made_keeps_it_from_being_mad
     role: AuditorRole, store: LosingStore
 ) -> None:
     store.is_to_end = True
-    with pytest.raises(MetadataUnavailable, match="not the auditor"):
+    with pytest.raises(MetadataUnavailable, match="no longer the auditor"):
         await role.mark(SEVEN, [B1], "lost")
     assert await role.marks.get(SEVEN) is None
 

@@ -149,7 +149,7 @@ def test_a_bookie_that_takes_no_copies_keeps_the_mark_and_no_lost_one_its_place(
     end = work.handle(MetadataWritten())
     assert isinstance(end, End)
     assert not end.is_whole
-    assert end.reason == f"has bookies that do not answer, or take no copies: {B2}"
+    assert end.reason == f"has bookies that do not answer or take no copies: {B2}"
 
 
 def test_copies_that_share_a_zone_are_spread_out() -> None:

@@ -75,7 +75,7 @@ def test_a_scrub_of_a_read_only_bookie_repairs_nothing_and_says_why() -> None:
         set_readonly(bench, B3, True)
         recopier = Rereplicator(bench.env, bench.store, bench.bookies.view, bench.bookies, lambda *_: None)
         found = await recopier.scrub(B3, repair=True)
-        assert [fault for _, _, fault in found] == ["missing; not repaired: its bookie is read-only"] * 3
+        assert [fault for _, _, fault in found] == ["missing; not repaired: the bookie is read-only"] * 3
         assert len(bench.bookies.at[B3].of(LEDGER)) == COUNT - 3
 
     run(case, bookies=3)

@@ -178,7 +178,7 @@ def test_a_ledger_is_not_closed_by_the_answers_of_a_bookie_that_takes_no_fence()
             return await read(bookie, ledger, entry, priority=priority)
 
         bench.bookies.read = full  # type: ignore[assignment, method-assign]
-        with pytest.raises(Unavailable, match=f"bookie {B1} cannot be fenced: make room"):
+        with pytest.raises(Unavailable, match=f"bookie {B1} cannot fence the ledger"):
             await given_up(bench)
         assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
         bench.bookies.read = read  # type: ignore[method-assign]
@@ -205,7 +205,9 @@ def test_a_ledger_is_not_closed_below_what_was_seen_before_it_was_fenced() -> No
             return answer
 
         bench.bookies.read = failing  # type: ignore[assignment, method-assign]
-        with pytest.raises(Unavailable, match=f"entry {COUNT - 1} of ledger {LEDGER} was there, and now the last is 2"):
+        with pytest.raises(
+            Unavailable, match=f"expected ledger {LEDGER} to reach entry {COUNT - 1} as before, got last entry 2"
+        ):
             await given_up(bench)
         assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
         assert (await abandonment(bench).find_loss(LEDGER)).unsure == (B1,)
@@ -271,7 +273,7 @@ def test_nothing_is_given_up_that_only_a_bookie_has_which_has_gone_away_meanwhil
         shown = await abandonment(bench).find_loss(LEDGER)
         assert (shown.text, set(shown.away)) == ("5", set(others))
         bench.bookies.stop(B1)
-        with pytest.raises(Unavailable, match=f"bookie {B1} was registered, and has gone away since"):
+        with pytest.raises(Unavailable, match=f"bookie {B1} was registered and has gone away"):
             await abandonment(bench).abandon(LEDGER, 1, shown)
         assert (await bench.recorded(), await bench.is_marked()) == (before, False)
         bench.bookies.start(B1)
@@ -290,7 +292,7 @@ def test_nothing_is_given_up_that_could_be_read_when_the_loss_was_shown() -> Non
         shown = await abandonment(bench).find_loss(LEDGER)
         for entry in (3, 7, 8):
             del bench.bookies.at[B1].entries[LEDGER, EntryId(entry)]
-        with pytest.raises(Unavailable, match=f"nobody can read 3,7-8 of ledger {LEDGER} now"):
+        with pytest.raises(Unavailable, match=f"entries 3,7-8 of ledger {LEDGER} have become unreadable"):
             await abandonment(bench).abandon(LEDGER, 1, shown)
         assert lost_entries(await bench.recorded()) == []
         assert not await bench.is_marked()
@@ -320,7 +322,7 @@ def test_nothing_is_given_up_that_only_a_bookie_has_which_goes_away_in_the_middl
             return seen
 
         again.look = leaves  # type: ignore[method-assign]
-        with pytest.raises(Unavailable, match=f"bookie {B1} was registered, and has gone away since"):
+        with pytest.raises(Unavailable, match=f"bookie {B1} was registered and has gone away"):
             await again.abandon(LEDGER, 1, shown)
         found = await bench.recorded()
         assert found.state is (LedgerState.CLOSED if is_closed else LedgerState.IN_RECOVERY)
