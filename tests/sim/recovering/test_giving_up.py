@@ -314,14 +314,14 @@ def test_nothing_is_given_up_that_only_a_bookie_has_which_goes_away_in_the_middl
         del bench.bookies.at[B1].entries[LEDGER, EntryId(5)]
         shown = await abandonment(bench).find_loss(LEDGER)
         again = abandonment(bench)
-        look = again.look
+        look = again.find_loss
 
         async def leaves(ledger: LedgerId) -> Loss:
             seen = await look(ledger)
             bench.bookies.stop(B1)
             return seen
 
-        again.look = leaves  # type: ignore[method-assign]
+        again.find_loss = leaves  # type: ignore[method-assign]
         with pytest.raises(Unavailable, match=f"bookie {B1} was registered and has gone away"):
             await again.abandon(LEDGER, 1, shown)
         found = await bench.recorded()
