@@ -1,8 +1,8 @@
-"""Counts the copies that ledgers have on the bookies that are registered. Decides only.
+"""Counts the copies that ledgers have on registered bookies. Decides only.
 
-Status, dashboard, metrics and commands take their numbers from here. A census reads metadata and registrations and
-nothing else, so it covers the ledgers of every writer, and needs no ledger's password. It does not know which entries a
-registered bookie has lost: a scrub, the auditor's check of entries and `kvstore fsck` find those.
+Status, dashboard, metrics and commands take their numbers from here. A census reads only metadata and registrations. So
+it covers the ledgers of every writer, and needs no ledger's password. It does not know which entries a registered
+bookie has lost: a scrub, the auditor's check of entries and `kvstore fsck` find those.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class LedgerKind(NamedTuple):
     ensembles: tuple[tuple[BookieId, ...], ...]
     """The distinct ensembles that hold entries."""
     written: tuple[BookieId, ...]
-    """The ensemble that a leader writes to, which may hold no entry yet; empty for other ledgers. The leader knows what
-    is missing there, and a ledger that it made ahead or abandoned lacks nothing."""
+    """The ensemble that a leader writes to, which may hold no entry yet; empty for other ledgers. Nothing is counted as
+    missing there: the leader knows what is missing, and a ledger that it created ahead or abandoned is not
+    under-replicated."""
     quorum: Quorum
     is_closed: bool
     is_foreign: bool
@@ -31,24 +32,24 @@ class LedgerKind(NamedTuple):
 
 
 class Shortage:
-    """The ledgers that lack copies while only `present` bookies are registered."""
+    """The under-replicated ledgers while only `present` bookies are registered."""
 
     def __init__(self, present: Collection[BookieId]) -> None:
         self.lacking = self.lacking_foreign = 0
-        """Ledgers that name a bookie which is not registered; those of them that no partition writes."""
+        """Number of ledgers that name an unregistered bookie, and number of those that no partition writes."""
         self.at_risk = 0
-        """Ledgers of which some entry has fewer copies than an ack quorum."""
+        """Number of ledgers with entries that have fewer copies than the ack quorum."""
         self.lacking_at: Counter[BookieId] = Counter()
-        """Bookies that are not registered → ledgers that lack copies because of them."""
+        """Number of under-replicated ledgers by the unregistered bookie that causes it."""
         self.closed: Counter[BookieId] = Counter()
-        """Bookies that are not registered → closed ledgers that name them."""
+        """Number of closed ledgers that name each unregistered bookie."""
         self.open: Counter[BookieId] = Counter()
-        """Bookies that are not registered → ledgers that are not closed and name them."""
+        """Number of ledgers that are not closed and name each unregistered bookie."""
         self._present = present
 
     @property
     def away(self) -> list[BookieId]:
-        """The bookies that ledgers name and that are not registered, sorted."""
+        """The unregistered bookies that ledgers name, sorted."""
         return sorted({*self.closed, *self.open})
 
     def add(self, kind: LedgerKind, ledgers: int) -> None:
@@ -95,7 +96,7 @@ class Census:
         self._kinds[kind] += 1
 
     def shortage(self, present: Collection[BookieId]) -> Shortage:
-        """Return the ledgers that lack copies while only `present` bookies are registered."""
+        """Return the under-replicated ledgers while only `present` bookies are registered."""
         found = Shortage(present)
         for kind, ledgers in self._kinds.items():
             found.add(kind, ledgers)
@@ -125,10 +126,10 @@ def _is_short(ensemble: tuple[BookieId, ...], gone: Collection[BookieId], quorum
     return is_somewhere_short({place for place, bookie in enumerate(ensemble) if bookie in gone}, quorum)
 
 
-# A count is due again when something may have changed that the last one could not know.
+# A count is due again when something may have changed that the last count could not know.
 
 REST_MIN_S, RESTS = 10.0, 9
-"""The least seconds between two counts; and the least, as a multiple of the time that the last count took."""
+"""Minimum number of seconds between two counts, and minimum pause as a multiple of the duration of the last count."""
 AGAIN_S = 3_600.0
 """Seconds after which a count is repeated although every bookie that a ledger names is registered."""
 
@@ -140,13 +141,13 @@ class CompletedCount(NamedTuple):
     ended: float
     took_s: float
     away: frozenset[BookieId]
-    """The bookies that were known to be away when it began."""
+    """The bookies that were known to be away when the count began."""
     named: frozenset[BookieId]
     """The bookies that any ledger names."""
 
 
 def is_due(last: CompletedCount | None, away: Collection[BookieId], now: float) -> bool:
-    """Return True if the ledgers are to be counted now. `away`: bookies that are known and not registered."""
+    """Return True if the ledgers must be counted now. `away`: known bookies that are not registered."""
     if last is None:
         return True
     since = now - last.ended

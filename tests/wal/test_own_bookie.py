@@ -29,5 +29,5 @@ async def test_a_batch_is_not_waited_for_as_long_as_a_read(monkeypatch: pytest.M
     own = BookieClients(cast(Any, SimpleNamespace(nursery=None)), lambda _: None, own=(OWN, cast(Any, Stuck())))
     monkeypatch.setattr(module, "READ_TIMEOUT_S", 2 * PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
-        with pytest.raises(BookieError, match="no batch in time"):
+        with pytest.raises(BookieError, match="gave no batch in time"):
             await own.read_batch(OWN, LedgerId(1), range(9), bytes_max=100)

@@ -136,7 +136,7 @@ def test_client_reports_a_bookie_that_refuses_it_until_the_bookie_accepts_it(
             bookies = BookieClients(env, lambda _: one.address)
             with pytest.raises(BookieError):
                 await bookies.space(b1)
-            assert bookies.refusals()[b1].startswith("it closed the connection before it answered anything")
+            assert bookies.refusals()[b1].startswith("the bookie closed the connection before any answer")
             access.take(table(RemoveUser("tenant")))
 
             async def is_accepted() -> bool:
