@@ -1,5 +1,4 @@
-"""Chooses which bookie is asked for which entries, where each is asked for many at once. Decides only
-(docs/protocol.md T12)."""
+"""Chooses which bookie gives which entries of a batched read. Decides only (docs/protocol.md T12)."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from kvstore.wal.reader import in_order
 
 
 class ReadShare(NamedTuple):
-    """Entries that one bookie is asked for together."""
+    """Entries that one bookie is asked for in one batch."""
 
     bookie: BookieId
     entries: Sequence[EntryId]
-    """Rising; the bookie is to have each of them, and perhaps others between them."""
+    """In rising order. The bookie should have each of them, and perhaps others between them."""
 
 
 def shares_of(
@@ -27,9 +26,9 @@ def shares_of(
     *,
     gap_max: int,
 ) -> list[ReadShare]:
-    """Of rising entries: each goes to one bookie of its write set, to as few bookies as the nearest can spare. Of an
-    entry that only `avoided` ones have there is no share; nor of those behind a gap of more than `gap_max`, since a
-    bookie gives what is in the gap too, nor of an entry that would be alone in one."""
+    """Divide rising entries among bookies of their write sets, as few bookies as possible. There is no share for an
+    entry that only `avoided` bookies have, nor for entries after a gap of more than `gap_max`, because a bookie also
+    gives the entries in the gap, nor for an entry that would be alone in its share."""
     shares: list[ReadShare] = []
     left = list(entries)
     nearest = own if own is not None and own not in avoided else None
@@ -47,6 +46,6 @@ def shares_of(
 
 
 def _close_together(entries: Sequence[EntryId], gap_max: int) -> Sequence[EntryId]:
-    """The first entries, up to the first gap that is too wide."""
+    """Return the entries up to the first gap that is too wide."""
     ends = (at for at, (each, following) in enumerate(pairwise(entries), 1) if following - each > gap_max)
     return entries[: next(ends, len(entries))]

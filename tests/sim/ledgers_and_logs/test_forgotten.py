@@ -170,7 +170,7 @@ def test_a_state_that_has_been_through_a_log_begins_no_empty_list() -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(3)
         await remove(bench, LISTED)
-        with pytest.raises(MetadataLost, match="its state here is at 3"):
+        with pytest.raises(MetadataLost, match="the state here is at sequence 3"):
             await bench.logs(NEVER).open_as_leader(P, 500, lambda: Seq(4))
 
     run(case)
