@@ -2,7 +2,7 @@
 again.
 
 When the connection breaks, all outstanding requests fail at once. When it is silent while adds are outstanding, it is
-aborted after ADD_SILENCE_S. With Qa answers from the other bookies nobody waits for that, so the limit only has to be
+aborted after ADD_SILENCE_S. With Qa answers from the other bookies nobody waits for that. So the limit must only be
 longer than the slowest disk sync of a healthy bookie, and short enough that a dead bookie has few outstanding adds
 (docs/protocol.md W2). Reads have deadlines of their own.
 """

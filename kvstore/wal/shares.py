@@ -26,9 +26,9 @@ def shares_of(
     *,
     gap_max: int,
 ) -> list[ReadShare]:
-    """Divide rising entries among bookies of their write sets, as few bookies as possible. There is no share for an
-    entry that only `avoided` bookies have, nor for entries after a gap of more than `gap_max`, because a bookie also
-    gives the entries in the gap, nor for an entry that would be alone in its share."""
+    """Divide rising entries among bookies of their write sets, as few bookies as possible. Three kinds of entries get
+    no share: entries that only `avoided` bookies have, entries that would be alone in their share, and entries after a
+    gap of more than `gap_max`, because a bookie also gives the entries in the gap."""
     shares: list[ReadShare] = []
     left = list(entries)
     nearest = own if own is not None and own not in avoided else None

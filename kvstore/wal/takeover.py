@@ -89,9 +89,9 @@ class LogTakeover:
         others: Others = nobody,
     ) -> TakenOver:
         """Take over the log. `others` returns the furthest position that another replica has applied. Raises
-        NotRecoverable, NotEnoughBookies, NoSuchLedger, and MetadataError: VersionConflict if others were always first,
-        MetadataLost if the list is gone although the local state has had one, or if the log ends before the position
-        that the local state or another replica has applied."""
+        NotRecoverable, NotEnoughBookies, NoSuchLedger and MetadataError. MetadataError is VersionConflict if others
+        were always first. It is MetadataLost if the list is gone although the local state has had one, or if the log
+        ends before the position that the local state or another replica has applied."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 return await self._attempt(lease_ms, next_seq, applied, others)
