@@ -1,4 +1,4 @@
-"""Explicit last-add-confirmed packets: a writer tells by them what is confirmed while it adds nothing."""
+"""Explicit last-add-confirmed packets, with which a writer reports what is confirmed while it adds nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Done = Callable[[Status], Any]
 
 
 class ExplicitLacs:
-    """Keeps the packets whose digest is right, the last one of each ledger."""
+    """The explicit LAC packets with a valid digest; the last one of each ledger is kept."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ExplicitLacs:
         self._refusals = refusals
 
     def keep(self, ledger: int, body: bytes, key: bytes, done: Done) -> None:
-        """Show the packet to readers if its sender's key is right, and call `done` when it is on the disk."""
+        """Show the packet to readers if its sender's key is right. `done` is called when the packet is on disk."""
         if ledger in self._inventory.tombstones or not 0 < len(key) <= KEY_MAX:
             done(Status.FENCED if key else Status.BAD_REQUEST)
         else:
@@ -68,7 +68,8 @@ class ExplicitLacs:
             self._admit_ahead(ledger, key)
 
     def _admit_ahead(self, ledger: int, key: bytes) -> None:
-        """A writer speaks of its ledger before its first add: that add need not wait for the metadata store then."""
+        """Admit a writer that sends a LAC before its first add, so that the add need not wait for the metadata
+        store."""
 
         def resume(_: WriteVerdict, of_add: WriteVerdict) -> None:
             if of_add is WriteVerdict.ADMIT and self._keys.judge_add(ledger, key, recovery=False) is WriteVerdict.ASK:

@@ -1,5 +1,5 @@
-"""Notes a ledger's key, fence and doubts, all that a bookie knows of it beside its entries: in the journal and in the
-inventory at once."""
+"""Records everything that a bookie knows of a ledger besides its entries, such as its key, fence and limbo state, in
+both the journal and the inventory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.proto.bookkeeper import Status
 
 
 class Facts:
-    """Writes facts about ledgers down. A fact is on the disk once the ledger's `last_group` is."""
+    """Writes facts about ledgers. A fact is on disk once the ledger's `last_group` is."""
 
     def __init__(self, inventory: Inventory, journal: Journal, statistics: Statistics) -> None:
         self._inventory = inventory
@@ -32,8 +32,8 @@ class Facts:
         ledger.last_group = group.number
 
     def first_contact(self, ledger: int, key: bytes, *, flags: int = 0, use: Use = Use.ADD, size: int = 0) -> Ledger:
-        """The ledger in the books, its key noted in the journal. Raises JournalFull if there is no room for that and
-        for the `size` bytes that are to follow."""
+        """Return the ledger with its key recorded in the journal. Raises JournalFull if there is no space for that and
+        for the `size` bytes that follow."""
         found = self._ledgers.get(ledger)
         if found is not None and found.key and found.is_admitted >= bool(flags):
             return found
@@ -45,7 +45,8 @@ class Facts:
         return found
 
     def _known(self, ledger: int, key: bytes) -> Ledger:
-        """The ledger in the books. A new one is in limbo while records of any ledger may be missing."""
+        """Return the ledger's record in the inventory, created if needed. A new ledger is in limbo while records of any
+        ledger may be missing."""
         is_new = ledger not in self._ledgers
         found = self._inventory.known(ledger, key)
         if is_new and self._inventory.is_limbo:
@@ -53,7 +54,7 @@ class Facts:
         return found
 
     def fence(self, ledger: int, key: bytes) -> Status:
-        """Let no ordinary add in any more; IO_ERROR if that cannot be written down."""
+        """Fence the ledger against ordinary adds. Return IO_ERROR if the fence cannot be recorded."""
         found = self._ledgers.get(ledger)
         if found is not None and found.is_fenced:
             return Status.OK
@@ -67,7 +68,7 @@ class Facts:
         return Status.OK
 
     def set_limbo(self, ledger: Ledger, is_limbo: bool) -> None:
-        """Mark that records of `ledger` may be missing, or that they are complete again. Raises JournalFull."""
+        """Record that records of `ledger` may be missing, or that they are complete again. Raises JournalFull."""
         ledger.is_limbo = is_limbo
         ledger.is_admitted &= not is_limbo
         self.note(RecordKind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")

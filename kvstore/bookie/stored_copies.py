@@ -23,9 +23,9 @@ class Copy(Enum):
 
     NONE = auto()
     IDENTICAL = auto()
-    """The copy is this packet, and is on disk."""
+    """The copy equals this packet, and is on disk."""
     IDENTICAL_SOON = auto()
-    """The copy is this packet, and is on disk once the ledger's `last_group` is."""
+    """The copy equals this packet, and is on disk once the ledger's `last_group` is."""
     SAME = auto()
     """The copy has the packet's payload and another last-add-confirmed."""
     OTHER = auto()

@@ -188,16 +188,16 @@ def test_of_two_one_gets_it_though_the_others_word_was_lost_on_its_way(world: Si
 def test_another_id_than_it_was_formatted_with_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     for other in ("n2.example:3181", ""):
-        with pytest.raises(ConfigError, match=f"belongs to bookie {GIVEN}, this one is called"):
+        with pytest.raises(ConfigError, match=f"belongs to bookie {GIVEN}, expected"):
             start(world, tree, given=other)
     start(world, tree, "b2", given="")
-    with pytest.raises(ConfigError, match=rf"belongs to bookie b1-.*, this one is called {GIVEN}"):
+    with pytest.raises(ConfigError, match=rf"belongs to bookie b1-.*, expected {GIVEN}"):
         start(world, tree, "b2")
 
 
 def test_an_id_is_host_and_port() -> None:
     for wrong in ("n1", "n1:", ":3181", "a/b:3181", "n1:port", "n1:0", "n1:65536", "n1:99999"):
-        with pytest.raises(ConfigError, match=r"id: want host:port"):
+        with pytest.raises(ConfigError, match=r"id: expected host:port"):
             tiny(id=wrong)
 
 

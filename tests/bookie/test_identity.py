@@ -102,7 +102,7 @@ def test_a_directory_with_files_and_no_cookie_is_refused_by_name(
     disk.remove(f"{directory}/VERSION")
     file = disk.open(f"{directory}/00000001.journal", create=True)
     file.pwrite(0, b"x")
-    with pytest.raises(ConfigError, match=f"{directory} holds files but no cookie"):
+    with pytest.raises(ConfigError, match=f"{directory} has files but no cookie"):
         start(world, tree)
 
 
@@ -136,7 +136,7 @@ def test_all_disks_of_another_bookie_are_refused(world: SimWorld, tree: MemoryTr
     start(world, tree)
     start(world, tree, "b2", name="b2")
     world.node("b1").disk = disk_of(world, "b2")
-    with pytest.raises(ConfigError, match=r"belongs to bookie b2-.*this one is called b1"):
+    with pytest.raises(ConfigError, match=r"belongs to bookie b2-.*expected b1"):
         start(world, tree)
 
 
@@ -250,7 +250,7 @@ def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: 
     async def work() -> None:
         await establish(world.env("b1"), tiny(), CookieStore(Racing(tree)), CLUSTER)
 
-    with pytest.raises(ConfigError, match=f"another process starts as bookie {bookie}"):
+    with pytest.raises(ConfigError, match=f"another process is starting as bookie {bookie}"):
         run(world, work())
 
 
@@ -302,7 +302,7 @@ def test_a_node_without_a_bookie_starts_only_where_nobody_counts_on_one(world: S
 
     look()
     bookie = start(world, tree).bookie
-    with pytest.raises(ConfigError, match=f"holds what bookie {bookie} stores.*decommission {bookie}"):
+    with pytest.raises(ConfigError, match=f"has the entries of bookie {bookie}.*decommission {bookie}"):
         look()
     path = paths.cookie(bookie)
     tree.apply(1, [SetData(path, b"?", -1)])

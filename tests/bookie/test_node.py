@@ -189,7 +189,7 @@ def test_a_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: M
 
     run(world, first())
     crash(world)
-    with pytest.raises(ConfigError, match="this one is called b2"):
+    with pytest.raises(ConfigError, match="expected b2"):
         run(world, second())
     assert tree.children("/ledgers/available") == ["readonly"]
 
