@@ -1,5 +1,5 @@
-"""Judges senders by the key that they show: by what is known here and, where that is not enough, by the ledger's
-metadata, which it waits for. What the answers mean fencing.py decides."""
+"""Judges senders by the key that they present: by what is known here and, if that is not enough, by the ledger's
+metadata, for which the answer waits. fencing.py makes the decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY_MAX = 64
 
 
 class KeyChecks:
-    """The verdicts on keys that are shown to this bookie."""
+    """The verdicts on keys that are presented to this bookie."""
 
     def __init__(self, inventory: Inventory, admission: LedgerAdmission, refusals: BookieRefusals) -> None:
         self._ledgers = inventory.ledgers
@@ -24,14 +24,14 @@ class KeyChecks:
         self._refusals = refusals
 
     def judge_add(self, ledger: int, key: bytes, recovery: bool) -> WriteVerdict:
-        """The verdict on an add, by what is known here; ASK if that is not enough."""
+        """Judge an add by what is known here. Return ASK if that is not enough."""
         is_tombstoned = ledger in self._tombstones
         return judge_add(self._ledgers.get(ledger), key=key, recovery=recovery, is_tombstoned=is_tombstoned)
 
     # docs/protocol.md B12
     def may_ask(self, ledger: int, key: bytes, *, is_writers: bool) -> bool:
-        """Whether a request with this key may have to wait for the metadata store: a fence, a last-add-confirmed, or
-        (`is_writers`) an ordinary add of the ledger's writer."""
+        """Return True if a request with this key may have to wait for the metadata store: a fence, a
+        last-add-confirmed, or (`is_writers`) an ordinary add of the ledger's writer."""
         found = self._ledgers.get(ledger)
         if ledger in self._tombstones or (found is not None and found.is_fenced and is_writers):
             return False
@@ -39,8 +39,8 @@ class KeyChecks:
 
     # docs/protocol.md B13
     def when_right(self, ledger: int, key: bytes, go_on: Callable[[Status, bool], None]) -> None:
-        """Call `go_on` with OK if the key is the ledger's, as is known here or as the metadata store says, else with
-        the refusal; and with whether that store has just said that the ledger's writer may add here."""
+        """Call `go_on` with OK if the key is the ledger's, as is known here or in the metadata store, otherwise with
+        the refusal; and with True if the metadata store has just confirmed that the ledger's writer may add here."""
         verdict = judge_key(self._ledgers.get(ledger), key)
         if verdict is not WriteVerdict.ASK:
             self._tell(verdict, False, go_on)

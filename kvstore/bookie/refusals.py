@@ -1,4 +1,4 @@
-"""Why a bookie refuses, as the status that it answers; each refusal is counted."""
+"""The reasons why a bookie refuses requests, as the status that it answers; each refusal is counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATUS_OF = {
 
 
 class BookieRefusals:
-    """The answers to requests that are refused. Each call counts one refusal."""
+    """The answers to refused requests. Each call counts one refusal."""
 
     def __init__(self, journal: Journal, statistics: Statistics) -> None:
         self._journal = journal
@@ -28,7 +28,7 @@ class BookieRefusals:
         self._log = RateLimitedLog(log)
 
     def by(self, verdict: WriteVerdict) -> Status:
-        """The sender may not do this, or it is not known whether it may."""
+        """Refuse a sender that has no permission, or whose permission is unknown."""
         self._statistics.refused_fenced += verdict is WriteVerdict.FENCED
         self._statistics.refused_key += verdict is WriteVerdict.WRONG_KEY
         self._statistics.refused_unknown += verdict is WriteVerdict.UNKNOWN
@@ -47,19 +47,19 @@ class BookieRefusals:
         return Status.FENCED
 
     def unreadable(self) -> Status:
-        """Refuse a packet because the stored copy of its entry cannot be compared with it: neither stored nor another
-        writer's."""
+        """Refuse a packet because the stored copy of its entry cannot be compared with it. It is neither stored nor
+        known to be another writer's."""
         self._statistics.refused_unknown += 1
         return Status.IO_ERROR
 
     def no_room(self) -> Status:
-        """The disk is full, or too much waits for a sync."""
+        """Refuse because the disk is full, or too much waits for a sync."""
         if self._journal.is_full:
             self._statistics.refused_readonly += 1
             return Status.READ_ONLY
         return self.overload()
 
     def overload(self) -> Status:
-        """Too much waits already."""
+        """Refuse because too much waits already."""
         self._statistics.refused_overload += 1
         return Status.TOO_MANY_REQUESTS

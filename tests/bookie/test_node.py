@@ -253,7 +253,7 @@ def test_a_bookie_that_is_given_up_while_it_starts_does_not_serve(world: SimWorl
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(BookieRegistration, "start", late)
-            with pytest.raises(ConfigError, match="was given up while it started"):
+            with pytest.raises(ConfigError, match="was removed while it started"):
                 async with started(world, tree):
                     pass
         assert tree.children("/ledgers/available") == ["readonly"]
