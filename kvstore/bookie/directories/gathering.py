@@ -1,8 +1,8 @@
-"""Makes ready the directories of a bookie that has several: reads what each says, writes what has changed, and finds
-out whose they are. What follows from what they say membership.py decides.
+"""Prepares the directories of a bookie that has several: reads what each says, writes what has changed, and finds out
+which bookie they belong to. membership.py decides what follows from their contents.
 
-A directory other than the first holds its own index, in `index`, and copies of what identifies the bookie (`VERSION`,
-`STARTS`, see identity.py), so that any that is left will do.
+A directory other than the first has its own index, in `index`, and copies of the files that identify the bookie
+(`VERSION`, `STARTS`, see identity.py), so that any surviving directory is enough.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kvstore.os_errors import is_passing
 log = logging.getLogger(__name__)
 
 INDEX = "index"
-"""Where a directory other than the first has its index."""
+"""Name of the index directory in a directory other than the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """One that is used."""
+    """A directory that is in use."""
 
     number: int
     path: str
@@ -53,16 +53,16 @@ class Gathered:
 async def gather(
     env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: LedgerAuthority
 ) -> Gathered:
-    """Find out which directories this bookie has, and who it is. Raises ConfigError that names the directory at fault,
-    MetadataError, OSError (a disk is full)."""
+    """Find out which directories this bookie has, and which bookie it is. Raises a ConfigError that names the directory
+    at fault, MetadataError, OSError (a disk is full)."""
     return await _Gathering(env, config).run(cookies, instance_id, authority)
 
 
 def unreadable(path: str, error: OSError) -> ConfigError:
-    """The error for the operator of a directory that cannot be read or written at the start."""
+    """Return the error for the operator if a directory cannot be read or written at the start."""
     return ConfigError(
-        f"{path} cannot be read or written: {error}. If its disk is lost, name it in storage.lost_dirs: the bookie "
-        "starts without it, and what it held is copied here from other bookies"
+        f"{path} cannot be read or written: {error}. If its disk is lost, add it to storage.lost_dirs: the bookie "
+        "starts without it, and its entries are copied here from other bookies"
     )
 
 
@@ -81,7 +81,7 @@ class _Gathering:
         )
         if found.bookie not in ("", identity.bookie):
             raise ConfigError(
-                f"{found.paths[anchor]}/{PLACE} is bookie {found.bookie}'s, this one is {identity.bookie}"
+                f"{found.paths[anchor]}/{PLACE} belongs to bookie {found.bookie}, expected {identity.bookie}"
             )
         found = replace(found, bookie=identity.bookie)
         if found.version:
@@ -100,18 +100,18 @@ class _Gathering:
                 raise
             raise unreadable(path, error) from error
         if PLACE in names and place is None:
-            raise ConfigError(f"{path}/{PLACE} is damaged. If the directory is lost, name it in storage.lost_dirs")
+            raise ConfigError(f"{path}/{PLACE} is damaged. If the directory is lost, add it to storage.lost_dirs")
         if place is not None:
             return place
         if names and path != self._config.directories[0] and VERSION not in names:
-            raise ConfigError(f"{path} holds {min(names)} although it is not formatted yet")
+            raise ConfigError(f"{path} contains {min(names)} although it is not formatted yet")
         return Bare.OWNED if names else Bare.EMPTY
 
     def _draw(self) -> str:
         return f"{self._env.random.getrandbits(64):016x}"
 
     def _change(self, found: DirectoryPlan, anchor: int) -> DirectoryPlan:
-        """Bring all directories up to what was decided: step by step, each in all of them before the next."""
+        """Write a changed plan to all directories: step by step, each step in all directories before the next."""
         if found.is_changed:
             self.say(found, found.present)
         if found.joining:
@@ -122,7 +122,7 @@ class _Gathering:
         return replace(found, is_changed=False)
 
     def _join(self, found: DirectoryPlan, number: int, anchor: str) -> None:
-        """Make a directory that nothing was ever stored in. What a crash has left of this is made again."""
+        """Create a directory in which nothing was ever stored. The remains of a crash are overwritten."""
         path, disk = found.paths[number], self._disk
         self._refuse_one_place(found, number)
         try:
@@ -135,20 +135,20 @@ class _Gathering:
             disk.sync_dir(path)
         except OSError as error:
             raise error if is_passing(error) else unreadable(path, error) from error
-        log.warning("bookie=%s has a new directory %d: %s", found.bookie, number, path)
+        log.warning("new directory created bookie=%s number=%d path=%s", found.bookie, number, path)
 
     def _refuse_one_place(self, found: DirectoryPlan, number: int) -> None:
-        """Raise ConfigError if a new directory is another one by another path: two journals would overwrite each
-        other. The other one has its own number written in it by now, so bind mounts are found, too."""
+        """Raise ConfigError if a new directory is another one under another path, because two journals would overwrite
+        each other. The other one contains its own number by now, so that bind mounts are detected too."""
         content = self._look(found.paths[number])
         if isinstance(content, PlaceFile) and content.here != number:
             raise ConfigError(
                 f"expected storage.journal_dirs to name distinct directories, got {found.paths[number]} and "
-                f"{found.paths[content.here]}, which are one; name each directory once"
+                f"{found.paths[content.here]}, which are the same; name each directory once"
             )
 
     def say(self, found: DirectoryPlan, numbers: Iterable[int]) -> None:
-        """Let directories say what is decided."""
+        """Write the plan to directories."""
         for number in numbers:
             said = PlaceFile(found.bookie, found.version, number, found.members)
             replace_file(self._disk, f"{found.paths[number]}/{PLACE}", encode_place(said))
@@ -165,7 +165,8 @@ class _Gathering:
 
 
 def say_gone(env: Env, config: BookieConfig, found: DirectoryPlan) -> DirectoryPlan:
-    """Note that the lost directories are gone: what they may have held is in limbo, on the disks. Raises OSError."""
+    """Record that the lost directories are gone: everything that they may have held is in limbo, on disk. Raises
+    OSError."""
     now = found.after(MemberState.LOST, MemberState.GONE)
     _Gathering(env, config).say(now, now.present)
     return now

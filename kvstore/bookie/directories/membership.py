@@ -1,10 +1,11 @@
-"""Decides which of a bookie's directories is which, which are new, and which are lost. Decides only; gathering.py
-reads and writes.
+"""Decides which of a bookie's directories is which, which are new, and which are lost. Decides only; gathering.py reads
+and writes.
 
-    (absent) ──► JOINING ──► PRESENT ──► LOST ──► GONE
+  (absent) ──► JOINING ──► PRESENT ──► LOST ──► GONE
 
-A directory takes each step in the others' files first, and is used once all of them say PRESENT. So whichever is lost,
-and at whatever moment, those that are left know that there was one, and whether anything was ever stored in it.
+Each step of a directory is first written to the others' files. The directory is used once all of them say PRESENT. So
+whichever directory is lost, at any moment, the remaining ones know that it existed, and whether anything was ever
+stored in it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Bare(Enum):
 
     EMPTY = auto()
     OWNED = auto()
-    """It is a bookie's only directory."""
+    """The only directory of a bookie."""
 
 
 Content = PlaceFile | Bare
@@ -34,14 +35,14 @@ class DirectoryPlan:
     """The directories after this start's changes."""
 
     bookie: str
-    """Empty: whoever has the first directory."""
+    """The bookie id; empty: the bookie that owns the first directory."""
     version: int
-    """Of what the directories are to say; 0: nothing, the bookie has a single directory."""
+    """Version of the PLACE files; 0: none is written, because the bookie has a single directory."""
     members: tuple[DirectoryMember, ...]
     paths: Mapping[int, str]
-    """Of the members that are here, by number."""
+    """Paths of the members that are present, by number."""
     is_changed: bool
-    """It is not what all of them say already."""
+    """True if not all directories say this already."""
 
     @property
     def joining(self) -> list[int]:
@@ -53,22 +54,22 @@ class DirectoryPlan:
 
     @property
     def lost(self) -> list[DirectoryMember]:
-        """Those whose ledgers are to be put in limbo before anything is answered."""
+        """The directories whose ledgers must be put in limbo before anything is answered."""
         return [each for each in self.members if each.state is MemberState.LOST]
 
     def after(self, former: MemberState, latter: MemberState) -> DirectoryPlan:
-        """The same one step on: all members in one state are in the next."""
+        """Return the plan with all members in one state moved to the next."""
         members = tuple(replace(each, state=latter) if each.state is former else each for each in self.members)
         return replace(self, version=self.version + 1, members=members, is_changed=True)
 
 
 # docs/protocol.md B23
 def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[], str]) -> DirectoryPlan:
-    """Decide what the directories are. `found`: of those that are configured and not among the `lost` ones, in their
-    order. `draw` gives a mark. Raises ConfigError that names the directory at fault."""
+    """Decide the states of the directories. `found`: contents of the configured directories except the `lost` ones, in
+    their order. `draw` returns a mark. Raises a ConfigError that names the directory at fault."""
     if not found:
         raise ConfigError(
-            "storage.lost_dirs names every directory of storage.journal_dirs. To give up what this bookie stores, "
+            "storage.lost_dirs names every directory of storage.journal_dirs. To abandon the entries of this bookie, "
             "empty them all and name none as lost"
         )
     places = {path: content for path, content in found.items() if isinstance(content, PlaceFile)}
@@ -76,7 +77,7 @@ def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[],
         if lost and set(found.values()) == {Bare.EMPTY}:
             raise ConfigError(
                 f"{', '.join(found)} are empty, and {', '.join(sorted(lost))} lost: nothing is left of a bookie. Name "
-                "none as lost, and it starts as a new one"
+                "none as lost to start a new bookie"
             )
         return _first_plan(found, draw)
     newest = max(places.values(), key=lambda place: place.version)
@@ -86,12 +87,12 @@ def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[],
     free = [path for path, content in found.items() if not isinstance(content, PlaceFile)]
     for path in free:
         if found[path] is Bare.OWNED:
-            raise ConfigError(f"{path} is the only directory of a bookie, and not one of {newest.bookie}'s")
+            raise ConfigError(f"{path} is the only directory of another bookie than {newest.bookie}")
     members, paths = _with_joining(members, paths, free, draw)
     if not any(each.state is MemberState.PRESENT for each in members):
         raise ConfigError(
-            f"nothing was ever stored in {', '.join(found)}, and all else that {newest.bookie} had is lost: empty "
-            "them, and it starts as a new bookie"
+            f"nothing was ever stored in {', '.join(found)}, and all others of {newest.bookie} are lost: empty them to "
+            "start a new bookie"
         )
     now = tuple(members)
     is_changed = now != newest.members
@@ -100,12 +101,12 @@ def plan(found: Mapping[str, Content], lost: Collection[str], draw: Callable[[],
 
 
 def _first_plan(found: Mapping[str, Content], draw: Callable[[], str]) -> DirectoryPlan:
-    """None of the directories has been one of several yet."""
+    """Return the first plan of directories, none of which has been one of several before."""
     first, *others = found
     for path in others:
         if found[path] is Bare.OWNED:
             raise ConfigError(
-                f"{path} is the only directory of a bookie: want it as the first of storage.journal_dirs, got {first}"
+                f"{path} is the only directory of a bookie; expected it first in storage.journal_dirs, got {first}"
             )
     if not others:
         return DirectoryPlan("", 0, (DirectoryMember(0, "", MemberState.PRESENT, first),), {0: first}, False)
@@ -123,17 +124,17 @@ def _check_agreement(places: Mapping[str, PlaceFile], newest: PlaceFile) -> None
 
 
 def _paths_by_number(places: Mapping[str, PlaceFile], newest: PlaceFile) -> dict[int, str]:
-    """Where each directory is. Raises ConfigError if one is there twice, or is not wanted any more."""
+    """Return the path of each directory. Raises ConfigError if a directory is there twice or is no longer wanted."""
     known, paths = {each.number: each for each in newest.members}, dict[int, str]()
     for path, place in places.items():
         own = next((each for each in place.members if each.number == place.here), None)
         member = known.get(place.here)
         if own is None or member is None or own.mark != member.mark:
-            raise ConfigError(f"{path} is directory {place.here} of {place.bookie}, which its others do not know")
+            raise ConfigError(f"{path} is directory {place.here} of {place.bookie}, which the others do not know")
         if member.state not in _HERE:
             raise ConfigError(
-                f"{path} is directory {place.here} of {place.bookie}, which was declared lost: what it holds is out of "
-                "date. Empty it, and it is taken as a new one"
+                f"{path} is directory {place.here} of {place.bookie}, which was declared lost: its entries are out of "
+                "date. Empty it to add it as a new one"
             )
         if place.here in paths:
             raise ConfigError(f"{path} is directory {place.here} of {place.bookie}, and so is {paths[place.here]}")
@@ -142,7 +143,7 @@ def _paths_by_number(places: Mapping[str, PlaceFile], newest: PlaceFile) -> dict
 
 
 def _now(member: DirectoryMember, paths: Mapping[int, str], lost: Collection[str]) -> DirectoryMember:
-    """The member as it is found now. Raises ConfigError if it is not there, and nobody says that it is lost."""
+    """Return the member as it is found now. Raises ConfigError if it is missing and not declared lost."""
     if member.number in paths:
         return replace(member, path=paths[member.number])
     if member.state is not MemberState.PRESENT:
@@ -150,8 +151,8 @@ def _now(member: DirectoryMember, paths: Mapping[int, str], lost: Collection[str
     if member.path in lost:
         return replace(member, state=MemberState.LOST)
     raise ConfigError(
-        f"directory {member.number} of this bookie, {member.path}, is missing or empty: mount its disk there. If that "
-        f"is lost, name {member.path} in storage.lost_dirs: the bookie starts without it, and what it held is copied "
+        f"directory {member.number} of this bookie, {member.path}, is missing or empty: mount its disk. If the disk "
+        f"is lost, add {member.path} to storage.lost_dirs: the bookie starts without it, and its entries are copied "
         "here from other bookies"
     )
 
@@ -159,7 +160,7 @@ def _now(member: DirectoryMember, paths: Mapping[int, str], lost: Collection[str
 def _with_joining(
     members: Sequence[DirectoryMember], paths: dict[int, str], free: Sequence[str], draw: Callable[[], str]
 ) -> tuple[list[DirectoryMember], dict[int, str]]:
-    """With those that are empty as new members. One that was joining and is empty again is nothing new."""
+    """Add the empty directories as new members. A directory that was joining and is empty again is not a new one."""
     left, paths, free = list(members), dict(paths), list(free)
     for member in members:
         if member.state is MemberState.JOINING and member.number not in paths:

@@ -12,22 +12,23 @@ from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 
 CANNOT_STORE = Status.IO_ERROR
 CANNOT_TELL = Status.UNKNOWN_LEDGER_STATE
-"""Neither that it is here nor that it is not, and no fence."""
+"""The answer that the entry is neither known to be here nor known to be absent, and that no fence was set."""
 
 
 def _nothing() -> None:
-    """There is nothing to take back."""
+    """Do nothing: there is no question to cancel."""
 
 
 # docs/protocol.md B24
 class Refusing:
-    """Has the calls of kvstore.bookie.storage.BookieStorage that are about one ledger."""
+    """A storage with the calls of kvstore.bookie.storage.BookieStorage that concern one ledger. It refuses all of
+    them."""
 
     def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
 
     def may_ask(self, _ledger: int, _key: bytes, _body: bytes | None = None, *, is_writers: bool = False) -> bool:
-        """It asks nobody."""
+        """Return False: it never asks the metadata store."""
         return False
 
     def add(self, _ledger: int, _entry: int, _body: bytes, _key: bytes, *, recovery: bool, done: Done) -> None:

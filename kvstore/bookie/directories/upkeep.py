@@ -1,4 +1,4 @@
-"""The work in the background of each of a bookie's directories, until that fails."""
+"""The background work in each of a bookie's directories, until the directory fails."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class DirectoryUpkeep:
 def start_upkeep(
     env: Env, config: BookieConfig, storage: AnyStorage, authority: LedgerAuthority, is_ours: IsOurs, nursery: Nursery
 ) -> list[DirectoryUpkeep]:
-    """Begin it in each directory of a storage that has been started."""
+    """Start the upkeep in each directory of a storage that has been started."""
     if isinstance(storage, BookieStorage):
         return [_start(env, config, storage, authority, is_ours, nursery, nowhere)]
     nurseries = {part.directory.number: nursery.child(part.directory.path) for part in storage.parts}
 
     def end(part: DirectoryStorage) -> None:
-        nursery.spawn(nurseries[part.directory.number].close(), name=f"end the upkeep of {part.directory.path}")
+        nursery.spawn(nurseries[part.directory.number].close(), name=f"stop the upkeep of {part.directory.path}")
 
     storage.on_failed(end)
     return [
@@ -53,7 +53,7 @@ def start_upkeep(
 
 
 def admitted(storage: AnyStorage, is_ours: IsOurs) -> set[int]:
-    """Ledgers of a storage that the metadata store knew when they came here, and that are the cluster's own."""
+    """Return the cluster's own ledgers of a storage that the metadata store knew when they were admitted here."""
     parts = [storage] if isinstance(storage, BookieStorage) else [part.storage for part in storage.parts]
     known = ((number, each) for part in parts for number, each in part.inventory.ledgers.items() if each.is_admitted)
     return {number for number, ledger in known if is_ours(LedgerId(number), ledger.key)}

@@ -248,7 +248,7 @@ def test_the_doubt_ends_when_all_entries_were_copied_here_again(lives: Lives) ->
 def test_a_directory_that_cannot_be_read_is_named_at_the_start(lives: Lives) -> None:
     lives.written()
     lives.world.node("b1").disk.die(B)
-    with pytest.raises(ConfigError, match=f"{B} cannot be read or written.*name it in storage.lost_dirs"):
+    with pytest.raises(ConfigError, match=f"{B} cannot be read or written.*add it to storage.lost_dirs"):
         lives.starts()
 
 

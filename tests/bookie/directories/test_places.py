@@ -41,7 +41,7 @@ def test_what_is_not_whole_says_nothing(at: int) -> None:
 
 def test_an_unknown_format_is_refused() -> None:
     later = encode_place(PLACE).replace(b"directories 1", b"directories 2")
-    with pytest.raises(ValueError, match="want the format kvstore journal directories 1, got"):
+    with pytest.raises(ValueError, match="expected format kvstore journal directories 1, got"):
         decode_place(_with_crc(later))
 
 
