@@ -36,9 +36,9 @@ from kvstore.meta.registration import RegistrationClient
 from kvstore.types import BookieId
 
 if TYPE_CHECKING:
-    from kvstore.autorecovery.rereplicate import Moved, Rereplicator
+    from kvstore.autorecovery.rereplicate import ReplacementOutcome, Rereplicator
     from kvstore.proto.admin_pb2 import ClusterReport
-    from kvstore.wal.bookies import Bookies
+    from kvstore.wal.bookies import BookieClients
 
 T = TypeVar("T")
 BookieName = Annotated[str, typer.Argument(help="The bookie's id, for example n1-0123456789ab.")]
@@ -69,7 +69,7 @@ def list_bookies(
 
     While the metadata store is away servers tell what they know, and how old that is is said on standard error.
     """
-    from kvstore.wal.bookies import Bookies
+    from kvstore.wal.bookies import BookieClients
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         view = BookieView(tools.store)
@@ -84,7 +84,7 @@ def list_bookies(
                 continue
             for bookie in sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble}):
                 named[bookie] = named.get(bookie, 0) + 1
-        clients = Bookies(tools.env, view.address, cluster=await cluster_id(tools.store))
+        clients = BookieClients(tools.env, view.address, cluster=await cluster_id(tools.store))
         try:
             there = sorted(view.current.all)
             spaces = dict(
@@ -148,7 +148,7 @@ def _row(found: dict[str, Any]) -> dict[str, Any]:
     return row | {"failed_directories": failed or ("none" if failed is not None else None)}
 
 
-async def _space_or_none(clients: Bookies, bookie: BookieId) -> int | None:
+async def _space_or_none(clients: BookieClients, bookie: BookieId) -> int | None:
     try:
         return (await clients.space(bookie))[1]
     except BookieError:
@@ -259,7 +259,7 @@ def decommission(
     async def check(recopier: Rereplicator) -> None:
         await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
 
-    async def work(recopier: Rereplicator) -> list[Moved]:
+    async def work(recopier: Rereplicator) -> list[ReplacementOutcome]:
         await check(recopier)
         recopier.limit(int(bytes_per_s))
         moved = await recopier.replace(BookieId(bookie))
@@ -287,7 +287,7 @@ def recover_copies(
     Exit code 1, and the reasons, while a ledger still needs it.
     """
 
-    async def work(recopier: Rereplicator) -> list[Moved]:
+    async def work(recopier: Rereplicator) -> list[ReplacementOutcome]:
         await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
         recopier.limit(int(bytes_per_s))
         return await recopier.replace(BookieId(bookie))
@@ -305,7 +305,7 @@ async def _refuse_if_up_or_unknown(recopier: Rereplicator, bookie: BookieId) -> 
         raise InvalidRequest(f"there is no bookie {bookie!r}; see `kvstore bookie list`")
 
 
-def _show_moved(bookie: str, moved: list[Moved], done: str, *, json: bool) -> None:
+def _show_moved(bookie: str, moved: list[ReplacementOutcome], done: str, *, json: bool) -> None:
     blocked = [each for each in moved if each.blocked]
     if json:
         print(as_json({"bookie": bookie, "ledgers": [asdict(each) for each in moved], "done": not blocked}))
@@ -323,7 +323,7 @@ def _with_recopier(
     from rich.console import Console
     from rich.progress import Progress
 
-    from kvstore.autorecovery.rereplicate import recopying
+    from kvstore.autorecovery.rereplicate import open_rereplicator
 
     terminal = Console(stderr=True)
     with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
@@ -333,7 +333,7 @@ def _with_recopier(
             bar.update(task, description=what, completed=done, total=total)
 
         async def main(tools: Tools) -> T:
-            async with recopying(tools.env, tools.store, show) as recopier:
+            async with open_rereplicator(tools.env, tools.store, show) as recopier:
                 return await work(recopier)
 
         return with_tools(data_dir, zookeeper, main, server)

@@ -14,13 +14,13 @@ from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.creator import owner_of
 from kvstore.wal.repair import bookies_of
 
 if TYPE_CHECKING:
-    from kvstore.autorecovery.giving_up import Loss
-    from kvstore.autorecovery.mender import Mended, Mender
+    from kvstore.autorecovery.abandon import Loss
+    from kvstore.autorecovery.repairer import LedgerRepairer, RepairOutcome
     from kvstore.proto.admin_pb2 import LedgerStatus
 
 ENTRIES_MAX = 1000
@@ -143,7 +143,7 @@ def read(
         metadata, _ = await LedgerStore(tools.store).read(LedgerId(ledger))
         view = BookieView(tools.store)
         await view.refresh()
-        bookies = Bookies(tools.env, view.address, cluster=await cluster_id(tools.store))
+        bookies = BookieClients(tools.env, view.address, cluster=await cluster_id(tools.store))
         copies = LedgerCopies(bookies, metadata)
         end = await copies.last_entry() if last is None else EntryId(last)
         if end - first >= ENTRIES_MAX:
@@ -174,8 +174,8 @@ def recover(
     """
 
     async def work(tools: Tools) -> dict[str, Any]:
-        mender = await _mender(tools, BookieView(tools.store))
-        return _summary(await mender.recover(LedgerId(ledger)))
+        repairer = await _repairer(tools, BookieView(tools.store))
+        return _summary(await repairer.recover(LedgerId(ledger)))
 
     found = with_tools(data_dir, zookeeper, work, server)
     print(as_json(found) if json else as_table([found], list(_SUMMARY)))
@@ -219,20 +219,22 @@ def give_up(
     First says what is lost, and asks. Start every bookie that can be started before; whoever wrote it must be gone.
     Exit code 1 if the rest could not be copied yet: workers go on with it.
     """
-    from kvstore.autorecovery.giving_up import GivingUp
+    from kvstore.autorecovery.abandon import LedgerAbandonment
     from kvstore.meta.underreplication import Underreplication
 
-    async def work(tools: Tools) -> tuple[Loss, Mended | None]:
+    async def work(tools: Tools) -> tuple[Loss, RepairOutcome | None]:
         view = BookieView(tools.store)
-        giving_up = GivingUp(await _mender(tools, view), Underreplication(tools.store), worker="kvstore ledger")
-        loss = await giving_up.look(LedgerId(ledger))
+        abandonment = LedgerAbandonment(
+            await _repairer(tools, view), Underreplication(tools.store), worker="kvstore ledger"
+        )
+        loss = await abandonment.find_loss(LedgerId(ledger))
         if loss.state is LedgerState.CLOSED and not loss.lost:
             return loss, None
         if not yes:
             typer.echo(_what_is_lost(loss), err=True)
             confirm(f"Give up ledger {ledger}")
             await view.refresh()
-        return await giving_up.give_up(LedgerId(ledger), tools.env.clock.date_ms(), loss)
+        return await abandonment.abandon(LedgerId(ledger), tools.env.clock.date_ms(), loss)
 
     loss, mended = with_tools(data_dir, zookeeper, work, server)
     if json:
@@ -256,20 +258,20 @@ def give_up(
         raise typer.Exit(1)
 
 
-async def _mender(tools: Tools, view: BookieView) -> Mender:
+async def _repairer(tools: Tools, view: BookieView) -> LedgerRepairer:
     """Make what mends ledgers in this process. Its view is kept up to date: machines come back while it reads, and
     while the operator does."""
-    from kvstore.autorecovery.mender import Mender
+    from kvstore.autorecovery.repairer import LedgerRepairer
     from kvstore.wal.choice import BookieChoice
-    from kvstore.wal.copies.pace import Pace
+    from kvstore.wal.copies.pace import CopyPace
     from kvstore.wal.handle import LedgerPorts
 
     env, store = tools.env, tools.store
     await view.start(env.nursery)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random)
-    bookies = Bookies(env, view.address, cluster=await cluster_id(store))
+    bookies = BookieClients(env, view.address, cluster=await cluster_id(store))
     ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
-    return Mender(ports, store, env.nursery, Pace(env.clock, GIVE_UP_BYTES_PER_S))
+    return LedgerRepairer(ports, store, env.nursery, CopyPace(env.clock, GIVE_UP_BYTES_PER_S))
 
 
 def _what_is_lost(loss: Loss) -> str:

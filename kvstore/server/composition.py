@@ -67,9 +67,9 @@ from kvstore.server.status.surveyor import STATUS, Surveyor
 from kvstore.server.tracing.open import open_traces
 from kvstore.server.write_probe import WriteProbe
 from kvstore.types import BookieId, ServerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.choice import BookieChoice
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.log import PartitionLogs
 from kvstore.wal.ports import LocalBookie
@@ -170,7 +170,7 @@ async def _follow_version(node: Node, stack: AsyncExitStack, can: int) -> None:
     await node.versions.open()
 
 
-async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, BookieView, Bookies]:
+async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, BookieView, BookieClients]:
     """The node's own bookie, if it has one, the door to all logs, and the bookies behind it."""
     config, env, store = node.config, node.env, node.store
     own: tuple[BookieId, LocalBookie] | None = None
@@ -199,11 +199,11 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
     stack.push_async_callback(viewing.close)  # a start that fails is tried again in this process
     await view.start(viewing)
     node.cluster = instance_id = await LayoutStore(store).instance_id()
-    bookies = Bookies(env, view.address, own=own, cluster=instance_id)
+    bookies = BookieClients(env, view.address, own=own, cluster=instance_id)
     stack.callback(bookies.close)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
     _open_auditing(node, stack, bookies, choice)
-    pace = Pace(env.clock, config.autorecovery.bytes_per_s)
+    pace = CopyPace(env.clock, config.autorecovery.bytes_per_s)
     _open_worker(node, stack, LedgerPorts(env.clock, bookies, LedgerStore(store), choice), pace)
     logs = PartitionLogs(
         env,
@@ -220,7 +220,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
     return logs, view, bookies
 
 
-def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pace) -> None:
+def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: CopyPace) -> None:
     """Let a node with a bookie repair ledgers; and one that has none because its cluster's bookies are external, which
     nobody else may repair."""
     settings = node.config.autorecovery
@@ -247,7 +247,7 @@ def _is_no_client_of_bookies(node: Node, stream: Stream) -> bool:
     return True
 
 
-def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: BookieChoice) -> None:
+def _open_auditing(node: Node, stack: AsyncExitStack, bookies: BookieClients, choice: BookieChoice) -> None:
     """The node's candidate for auditor, and who reports what its bookie's scrub finds."""
     if node.bookie is not None:
         node.damage_reports = reports = DamageReports(node.env, node.store, node.bookie.id)

@@ -28,7 +28,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.varint import read_varint
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Position, Quorum
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.ports import LocalBookie
@@ -115,7 +115,7 @@ async def measure(entries: int, size: int, window: int, directory: Path) -> tupl
     transport = AtOnce()
     env = replace(real_env(directory), transport=cast("Transport", transport))
     store = MemoryStore()
-    bookies = Bookies(env, lambda _: "x", own=(ENSEMBLE[0], cast("LocalBookie", Own())))
+    bookies = BookieClients(env, lambda _: "x", own=(ENSEMBLE[0], cast("LocalBookie", Own())))
     choice = BookieChoice(View(), store, clock=env.clock, random=env.random, own=ENSEMBLE[0])
     ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
     metadata = LedgerMetadata(LedgerId(7), Quorum(3, 3, 2), (Fragment(EntryId(0), ENSEMBLE),))

@@ -25,7 +25,7 @@ from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import BookieOperation, BookieResponse, Status
 from kvstore.proto.start_tls import BookiesPrelude
 from kvstore.types import EntryId, LedgerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.bookie.support import KEY, ME, Shelf, packet, tiny
 from tests.certificates import Files
 from tests.env.runners import on_asyncio, on_uvloop
@@ -274,7 +274,7 @@ class Caller:
     def __init__(self, one: Env, address: str, tls: Tls | None) -> None:
         calling = None if tls is None else tls.client_context()
         env = replace(one, transport=TcpTransport(calling=calling))
-        self._bookies = Bookies(env, lambda _: address)
+        self._bookies = BookieClients(env, lambda _: address)
 
     async def add(self) -> StoreError | None:
         answered: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()

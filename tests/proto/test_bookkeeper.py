@@ -115,7 +115,7 @@ def test_every_own_txn_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> N
         assert wire.stored_txn(wire.encode_add_response(txn, Status.OK, 7, 9)[4:]) == txn
         assert wire.plain_add(wire.encode_add(txn, 7, 9, KEY, b"x" * 300)[4:]) == (txn, 7, 9, KEY, b"x" * 300)
     monkeypatch.setattr(bookies, "TXN_END", 4)
-    ours = bookies.Bookies(SimpleNamespace(nursery=None), lambda bookie: None)  # type: ignore[arg-type]
+    ours = bookies.BookieClients(SimpleNamespace(nursery=None), lambda bookie: None)  # type: ignore[arg-type]
     assert [ours._next_txn() for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
 
 

@@ -11,7 +11,7 @@ import pytest
 from kvstore.partition.state.entry import Entry
 from kvstore.partition.state.state import ReplicaState
 from kvstore.types import BookieId, EntryId, Position
-from kvstore.wal.writer import Append, Command, Confirm, Event, LedgerWriter, Stored
+from kvstore.wal.writer import AddStored, Append, Command, Confirm, Event, LedgerWriter
 from tests.sim.judges.logbook import Logbook
 from tests.sim.judges.rules import MetadataRules
 from tests.sim.world.loop import current_node
@@ -35,7 +35,7 @@ def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
 
     def handle_and_note(self: LedgerWriter, event: Event) -> list[Command]:
         commands = handle(self, event)
-        is_noted = isinstance(event, Append | Stored)  # by those two below
+        is_noted = isinstance(event, Append | AddStored)  # by those two below
         return commands if is_noted or not is_watched(self) else note_confirmed(self, commands)
 
     def append_and_note(self: LedgerWriter, payload: bytes, now: float) -> list[Command]:

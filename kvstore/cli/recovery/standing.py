@@ -63,9 +63,9 @@ async def _repair(tools: Tools, settings: AutorecoveryConfig, *, json: bool) -> 
     from kvstore.env.nursery import TaskNursery
     from kvstore.meta.bookies import BookieView
     from kvstore.meta.ledgers import LedgerStore
-    from kvstore.wal.bookies import Bookies
+    from kvstore.wal.bookies import BookieClients
     from kvstore.wal.choice import BookieChoice
-    from kvstore.wal.copies.pace import Pace
+    from kvstore.wal.copies.pace import CopyPace
     from kvstore.wal.handle import LedgerPorts
 
     stop, failed = asyncio.Event(), False
@@ -81,11 +81,11 @@ async def _repair(tools: Tools, settings: AutorecoveryConfig, *, json: bool) -> 
     store, name = tools.store, f"autorecovery-{secrets.token_hex(6)}"
     view = BookieView(store)
     await view.start(env.nursery)
-    bookies = Bookies(env, view.address, cluster=await cluster_id(store))
+    bookies = BookieClients(env, view.address, cluster=await cluster_id(store))
     choice = BookieChoice(view, store, clock=env.clock, random=env.random)
     ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
     parts: list[Any] = [
-        Worker(env, store, ports, settings, Pace(env.clock, settings.bytes_per_s), name=name),
+        Worker(env, store, ports, settings, CopyPace(env.clock, settings.bytes_per_s), name=name),
         *([Auditor(env, store, settings, name, bookies=bookies, choice=choice)] if settings.auditor else []),
     ]
     for which in (signal.SIGTERM, signal.SIGINT):  # before anybody can know that it runs

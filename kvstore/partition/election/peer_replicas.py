@@ -69,7 +69,7 @@ def decode_position(data: bytes) -> Position | None:
 def answer_further(log: LeaderLog | None, body: bytes) -> bytes:
     """Answer a replica that is further than its list. `log` is the log that is led here. Raises InvalidRequest."""
     position = decode_position(body)
-    is_older = position is not None and log is not None and log.hear_applied(position)
+    is_older = position is not None and log is not None and log.report_applied(position)
     return b"1" if is_older else b"0"
 
 

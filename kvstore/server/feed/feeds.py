@@ -19,7 +19,7 @@ from kvstore.ring import Ring, codec
 from kvstore.server.feed.tail import Cursor, FeedLogs, LiveTail, end_of, oldest_of
 from kvstore.server.placement.retirement import partitions_kept
 from kvstore.types import EntryId, PartitionId, Position, Seq
-from kvstore.wal.seek import Found
+from kvstore.wal.seek import SeekResult
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -207,7 +207,7 @@ class Feeds:
             position, seq, _ = end_of(found)
             return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
 
-    async def _search(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:
+    async def _search(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult:
         try:
             return await self._logs.seeker.last(partition, is_before)
         except (LedgerError, Corrupted) as error:
@@ -234,7 +234,7 @@ class Feeds:
             return True
         return partition in (await self.newest_ring()).partitions
 
-    async def _found_end(self, partition: PartitionId) -> Found:
+    async def _found_end(self, partition: PartitionId) -> SeekResult:
         try:
             return await self._logs.seeker.end(partition, for_good=True)
         except (LedgerError, Corrupted) as error:

@@ -26,7 +26,7 @@ from kvstore.partition.state.changes import FeedEntry, Interest, feed_entry_of
 from kvstore.types import NO_ENTRY, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, LogReader
-from kvstore.wal.seek import Found
+from kvstore.wal.seek import SeekResult
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ PATIENCE_S = 10.0
 class Seeking(Protocol):
     """kvstore.wal.seek.Seeker."""
 
-    async def end(self, partition: PartitionId, *, for_good: bool = False) -> Found: ...
-    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found: ...
+    async def end(self, partition: PartitionId, *, for_good: bool = False) -> SeekResult: ...
+    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult: ...
 
 
 class FeedLogs(Protocol):
@@ -58,7 +58,7 @@ class FeedLogs(Protocol):
     def reader(self, partition: PartitionId, after: Position | None, *, batch_bytes: int = ...) -> LogReader: ...
 
 
-def end_of(found: Found) -> tuple[Position, Seq, int]:
+def end_of(found: SeekResult) -> tuple[Position, Seq, int]:
     """Position, sequence and record time of a place in a log. Raises Corrupted."""
     if found.payload is None:
         return found.position, Seq(max(0, found.listed.trimmed_seq - 1)), 0
@@ -337,6 +337,6 @@ class Cursor:
         await self._stop_reading()
 
 
-def oldest_of(found: Found) -> int:
+def oldest_of(found: SeekResult) -> int:
     """The least sequence behind which nothing was trimmed; −1 if the log is gone."""
     return max(0, found.listed.trimmed_seq - 1) if found.listed.ledgers else -1

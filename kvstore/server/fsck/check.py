@@ -41,7 +41,7 @@ from kvstore.server.fsck.presence import Presence, subject_of
 from kvstore.server.fsck.undecodable import undecodable_nodes
 from kvstore.server.placement.retirement import kept_ledgers
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.config import LogConfig
 from kvstore.wal.connection import AnsweredError
 from kvstore.wal.creator import owner_of
@@ -74,7 +74,7 @@ Progress = Callable[[str, int, int], None]
 class LedgerCopies:
     """Reads the single copies of one ledger's entries, without fencing it."""
 
-    def __init__(self, bookies: Bookies, metadata: LedgerMetadata) -> None:
+    def __init__(self, bookies: BookieClients, metadata: LedgerMetadata) -> None:
         self.metadata = metadata
         self.silence: Counter[BookieId] = Counter()
         """Of each bookie, how many reads in a row it has not answered."""
@@ -128,7 +128,7 @@ class Fsck:
         self._env, self._store, self._progress = env, store, progress
         self._ledgers, self._lists = LedgerStore(store), LedgerLists(store)
         self._view = BookieView(store)
-        self._bookies = Bookies(env, self._view.address)
+        self._bookies = BookieClients(env, self._view.address)
         self._unlisted_partitions: set[PartitionId] = set()
         """Partitions whose lists cannot be read: which ledgers are left over cannot be told of them."""
         self._silent: set[BookieId] = set()

@@ -13,7 +13,7 @@ from kvstore.meta.lost import given_up
 from kvstore.proto.availability import HeldEntries
 from kvstore.server.fsck.findings import START_BOOKIES, TOO_FEW_COPIES, Report, check_lacking
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.coverage import is_somewhere_short
 from kvstore.wal.creator import owner_of
 from kvstore.wal.repair import SLICE, bookies_of
@@ -30,7 +30,7 @@ class Presence:
 
     def __init__(
         self,
-        bookies: Bookies,
+        bookies: BookieClients,
         ledgers: LedgerStore,
         report: Report,
         is_up: Callable[[BookieId], bool],

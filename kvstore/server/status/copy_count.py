@@ -3,8 +3,8 @@ the cluster carry the numbers (docs/operations.md, Is it well?).
 
 Every server has one; that of the first server by name counts. It asks nobody for an office: two that count at once
 cost reads and give the same answer. A count reads one node of the metadata store per ledger, at most
-`kvstore.autorecovery.walk.READS_PER_S` a second, and rests at least nine times as long as it took. Between two counts
-the last one is judged by the bookies that are registered now, in memory.
+`kvstore.autorecovery.traversal.READS_PER_S` a second, and rests at least nine times as long as it took. Between two
+counts the last one is judged by the bookies that are registered now, in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from kvstore.autorecovery.walk import every_ledger
+from kvstore.autorecovery.traversal import every_ledger
 from kvstore.env import Env
 from kvstore.errors import MetadataError, StoreError, Unavailable
 from kvstore.meta.bookies import BookieView
@@ -22,7 +22,7 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.proto import admin_pb2
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.types import BookieId, ServerId
-from kvstore.wal.census import Census, Shortage, Taken, is_due
+from kvstore.wal.census import Census, CompletedCount, Shortage, is_due
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ class CopyCount:
         self._nursery = env.nursery.child("copy count")
         self._seen: set[BookieId] = set()
         """Bookies that were registered at some time since this process began."""
-        self._last: Taken | None = None
-        self._shortage: tuple[Taken, frozenset[BookieId], Shortage] | None = None
+        self._last: CompletedCount | None = None
+        self._shortage: tuple[CompletedCount, frozenset[BookieId], Shortage] | None = None
         """A count, the bookies that were registered, and what ledgers lacked then."""
 
     def start(self) -> None:
@@ -117,7 +117,7 @@ class CopyCount:
         if self._last is not None and (self._shortage is None or self._shortage[:2] != (self._last, present)):
             self._shortage = (self._last, present, await self._judged(self._last.census, present))
 
-    async def _count(self, away: frozenset[BookieId]) -> Taken:
+    async def _count(self, away: frozenset[BookieId]) -> CompletedCount:
         """Read every ledger. Raises MetadataError, Unavailable."""
         began, census = self._env.clock.now(), Census()
 
@@ -127,7 +127,7 @@ class CopyCount:
         async for metadata in every_ledger(LedgerStore(self._node.store), self._check_counting, unreadable):
             census.add(metadata)
         ended = self._env.clock.now()
-        return Taken(census, ended, ended - began, away, census.named)
+        return CompletedCount(census, ended, ended - began, away, census.named)
 
     def _check_counting(self) -> None:
         if not self._is_counting:

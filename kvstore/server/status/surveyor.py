@@ -33,7 +33,7 @@ from kvstore.server.status.node_report import Reported, add_troubles, report_of
 from kvstore.server.status.overview import Survey, node_of, report_of_cluster, servers_of
 from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.versions import Versions
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Surveyor:
     """Surveys the cluster from one node. The process that runs the node sets `snapshot` and `disk`: they need the real
     world."""
 
-    def __init__(self, env: Env, node: Surveyed, view: BookieView, bookies: Bookies) -> None:
+    def __init__(self, env: Env, node: Surveyed, view: BookieView, bookies: BookieClients) -> None:
         self._env, self._node, self._view, self._bookies = env, node, view, bookies
         self._began = env.clock.now()
         self._nursery = env.nursery.child("survey")

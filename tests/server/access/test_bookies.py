@@ -26,7 +26,7 @@ from kvstore.server.access.identities import Access
 from kvstore.server.composition import _is_no_client_of_bookies
 from kvstore.server.config import NodeConfig
 from kvstore.types import BookieId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.bookie.test_start_tls import asked, served, within
 from tests.env.runners import on_asyncio
 from tests.server.access.tables import table
@@ -133,10 +133,10 @@ def test_client_reports_a_bookie_that_refuses_it_until_the_bookie_accepts_it(
         async with served(
             tmp_path / "bookie", replace(issue("bookie"), verify_clients=True), is_user=access.is_user
         ) as one:
-            bookies = Bookies(env, lambda _: one.address)
+            bookies = BookieClients(env, lambda _: one.address)
             with pytest.raises(BookieError):
                 await bookies.space(b1)
-            assert bookies.refusals()[b1].startswith("it closed the connection before it answered anything")
+            assert bookies.refusals()[b1].startswith("the bookie closed the connection before any answer")
             access.take(table(RemoveUser("tenant")))
 
             async def is_accepted() -> bool:

@@ -80,7 +80,7 @@ def test_a_broken_port_of_a_bookie_is_noticed(
 
 def test_a_broken_caller_of_bookies_is_noticed(monkeypatch: Patch) -> None:
     """docs/protocol.md B32: one that takes no refusal for what it is."""
-    monkeypatch.setattr(Connection, "_greeted", lambda self, answer: setattr(self, "_hello_txn", -1))
+    monkeypatch.setattr(Connection, "_hello_answered", lambda self, answer: setattr(self, "_hello_txn", -1))
     with pytest.raises(NOTICED):
         test_connection.test_a_bookie_of_another_cluster_refuses_adds_and_reads_by_an_error_that_says_so()
 

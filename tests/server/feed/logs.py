@@ -12,7 +12,7 @@ from kvstore.partition.state.move_records import MoveRecord, Own
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING, LedgerList, Listed, LogEnd
 from kvstore.wal.ports import LogEntry
-from kvstore.wal.seek import Found
+from kvstore.wal.seek import SeekResult
 
 
 class MemoryLog:
@@ -141,20 +141,20 @@ class MemorySeeker:
         self._logs = logs
         self.searches = 0
 
-    async def end(self, partition: PartitionId, *, for_good: bool = False) -> Found:
+    async def end(self, partition: PartitionId, *, for_good: bool = False) -> SeekResult:
         return self._last(partition, lambda _: True)
 
-    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:
+    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult:
         self.searches += 1
         return self._last(partition, is_before)
 
-    def _last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:
+    def _last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult:
         log = self._logs[partition]
         for entry in reversed(log.readable()):
             if is_before(entry.payload):
-                return Found(entry.position, entry.payload, log.listed)
+                return SeekResult(entry.position, entry.payload, log.listed)
         first = Position(log.ledgers[0].id, EntryId(-1)) if log.ledgers else BEGINNING
-        return Found(first, None, log.listed)
+        return SeekResult(first, None, log.listed)
 
 
 class MemoryReader:

@@ -20,7 +20,7 @@ from kvstore.server.fsck.check import Fsck
 from kvstore.server.fsck.findings import TOO_FEW_COPIES, Report, Severity
 from kvstore.server.fsck.presence import runs_lacking
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, ServerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.server.fsck.test_check import BOOKIES, Made, P
 from tests.server.fsck.test_check import made as made  # the fixture
 
@@ -40,12 +40,12 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[BookieId, range | None]:
     """What the bookies hold of every ledger; None: that bookie does not answer."""
     table: dict[BookieId, range | None] = dict.fromkeys(BOOKIES, range(10))
 
-    async def entries(_: Bookies, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
+    async def entries(_: BookieClients, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
         if (has := table[bookie]) is None:
             raise BookieError(f"{bookie} refuses connections")
         return HeldEntries.of_runs([(has.start, len(has))] if has else [])
 
-    monkeypatch.setattr(Bookies, "entries", entries)
+    monkeypatch.setattr(BookieClients, "entries", entries)
     monkeypatch.setattr(presence, "AGAIN_S", 0.0)
     return table
 

@@ -19,7 +19,7 @@ import pytest
 from kvstore import os_errors
 from kvstore.bookie import fencing, identity, keys
 from kvstore.bookie.adds import Adds
-from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.journal.supply import SegmentSupply
 from kvstore.bookie.opening import make_directory
 from kvstore.env.liveness.evidence import Evidence
@@ -49,7 +49,7 @@ from kvstore.server.clock.dating import JudgedClock
 from kvstore.server.clock.kept_date import KeptDate
 from kvstore.server.peer.proof import Called
 from kvstore.types import BookieId, EntryId, Position, Seq, ServerId
-from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from tests.sim.breakages import mutants_reach as mutants_reach
@@ -122,7 +122,7 @@ def _old_id(patch: pytest.MonkeyPatch) -> None:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{identity.VERSION}", encode_cookie(cookie))
         self._write(f"{self._config.journal_dir}/{identity.STARTS}", f"{version}\n".encode())
-        return identity.Identity(cookie.bookie, False, ())
+        return identity.BookieIdentity(cookie.bookie, False, ())
 
     patch.setattr(identity._Identification, "_format", format_as_before)
 
@@ -131,9 +131,9 @@ def _old_id(patch: pytest.MonkeyPatch) -> None:
 def _no_fence(patch: pytest.MonkeyPatch) -> None:
     judge = fencing.judge_add
 
-    def judge_kindly(ledger: Any, **rest: Any) -> Verdict:
+    def judge_kindly(ledger: Any, **rest: Any) -> WriteVerdict:
         verdict = judge(ledger, **rest)
-        return Verdict.ADMIT if verdict is Verdict.FENCED else verdict
+        return WriteVerdict.ADMIT if verdict is WriteVerdict.FENCED else verdict
 
     patch.setattr(keys, "judge_add", judge_kindly)
 
@@ -256,7 +256,7 @@ def _no_hidden_pauses(patch: pytest.MonkeyPatch) -> None:
 @mutant("new leader reads before the wait is over", story=acks_under_way, lease_ms=3000)
 def _early_reads(patch: pytest.MonkeyPatch) -> None:
     """The list's compare-and-set comes before the wait, and only acknowledgements of writes wait."""
-    append, init = OpenLog.append, OpenLog.__init__
+    append, init = OpenLeaderLog.append, OpenLeaderLog.__init__
     waits: dict[str, float] = {}
 
     async def note(self: Any, listed: Any, taken: Any) -> None:
@@ -277,8 +277,8 @@ def _early_reads(patch: pytest.MonkeyPatch) -> None:
         append(self, payload, first_seq, done if first else later)  # type: ignore[arg-type]
 
     patch.setattr(LogTakeover, "_wait_out", note)
-    patch.setattr(OpenLog, "__init__", begin)
-    patch.setattr(OpenLog, "append", append_and_wait)
+    patch.setattr(OpenLeaderLog, "__init__", begin)
+    patch.setattr(OpenLeaderLog, "append", append_and_wait)
 
 
 @mutant("trims what is applied, not what is synced", "kill_all", log__roll_entries=8, partition__flush_s=5.0)

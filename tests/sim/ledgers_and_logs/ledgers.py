@@ -28,7 +28,7 @@ from kvstore.meta.store import Change, Create
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.handle import LedgerPorts
@@ -106,7 +106,7 @@ class Writer:
         self.storage = storage
         view = View(cluster)
         own = storage.bookie
-        self.bookies = Bookies(env, cluster.address, own=(own, storage))
+        self.bookies = BookieClients(env, cluster.address, own=(own, storage))
         self.choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own)
         self.ledgers = LedgerStore(store)
         self.ports = LedgerPorts(env.clock, self.bookies, self.ledgers, self.choice)

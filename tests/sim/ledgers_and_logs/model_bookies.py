@@ -14,7 +14,7 @@ from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
 from kvstore.types import NO_ENTRY, NO_LEDGER, BookieId, EntryId, LedgerId
 from kvstore.wal.batches import TIMEOUT_S
-from kvstore.wal.ports import Listener, ReadAnswer
+from kvstore.wal.ports import EntryListener, ReadAnswer
 
 DELAY_S = 0.0005
 
@@ -26,7 +26,7 @@ class ModelBookie:
     entries: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
     fenced: set[LedgerId] = field(default_factory=set)
     lacs: dict[LedgerId, EntryId] = field(default_factory=dict)
-    listeners: dict[LedgerId, list[Listener]] = field(default_factory=dict)
+    listeners: dict[LedgerId, list[EntryListener]] = field(default_factory=dict)
     zone: str = ""
     is_down: bool = False
     is_readonly: bool = False
@@ -235,7 +235,7 @@ class ModelBookies:
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         self._look(bookie, ledger, previous_lac, deadline, done)
 
-    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: LedgerId, listener: EntryListener) -> Callable[[], None] | None:
         model = self.at[self.own] if self.own is not None else None
         if model is None or not model.of(ledger):
             return None

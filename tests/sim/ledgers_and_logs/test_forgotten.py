@@ -15,7 +15,7 @@ from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
 from kvstore.types import Seq
 from kvstore.wal.leading.anchors import LOOK_AGAIN_S, PAUSE_S
-from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLeaderLog
 from tests.sim.ledgers_and_logs.bench import Bench, FrozenStore, P, run
 from tests.sim.ledgers_and_logs.logs import (
     LISTED,
@@ -36,7 +36,7 @@ async def remove(bench: Bench, path: str) -> None:
     await MemoryStore(bench.tree).delete(path, -1)
 
 
-def anchors(log: OpenLog) -> tuple[str, ...]:
+def anchors(log: OpenLeaderLog) -> tuple[str, ...]:
     return paths.INSTANCE_ID, LISTED, paths.ledger(log.handle.ledger)
 
 
@@ -170,7 +170,7 @@ def test_a_state_that_has_been_through_a_log_begins_no_empty_list() -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(3)
         await remove(bench, LISTED)
-        with pytest.raises(MetadataLost, match="its state here is at 3"):
+        with pytest.raises(MetadataLost, match="the state here is at sequence 3"):
             await bench.logs(NEVER).open_as_leader(P, 500, lambda: Seq(4))
 
     run(case)

@@ -1,4 +1,5 @@
-"""Log lines of which strangers may cause any number: some, then one a second that says how many were left out."""
+"""A rate limit for log lines that unauthenticated peers may cause: some lines, then one per second that says how many
+were suppressed."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import asyncio
 import logging
 
 BURST = 20
-"""Lines at once, after a while without any; one more for each second."""
+"""Number of lines at once after a while without any; one more for each second."""
 
 
-class SparingLog:
-    """In front of a logger. What is counted is counted elsewhere."""
+class RateLimitedLog:
+    """A rate limit in front of a logger. The events are counted elsewhere."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

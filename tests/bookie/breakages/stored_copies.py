@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from kvstore.bookie import adds, digests, held, inventory, mending
-from kvstore.bookie.held import Copy
+from kvstore.bookie import adds, digests, index_rebuild, inventory, stored_copies
 from kvstore.bookie.journal import segment
+from kvstore.bookie.stored_copies import Copy
 from tests.bookie.breakages.registry import hide, mutant, replace
 
 
 @mutant("stores another payload over a stored entry")
 def _overwrites() -> None:
-    replace(held.Held, "compare", lambda _original: lambda *_: Copy.NONE)
+    replace(stored_copies.StoredCopies, "compare", lambda _original: lambda *_: Copy.NONE)
 
 
 @mutant("answers that another payload of a stored entry is stored")
 def _takes_other_for_same() -> None:
-    replace(held.Held, "compare", lambda original: lambda *of: _changed(original(*of), Copy.OTHER, Copy.IDENTICAL))
+    replace(
+        stored_copies.StoredCopies,
+        "compare",
+        lambda original: lambda *of: _changed(original(*of), Copy.OTHER, Copy.IDENTICAL),
+    )
 
 
 @mutant("compares an add with synced entries only")
 def _forgets_what_waits() -> None:
-    replace(held.Held, "waiting", lambda _original: lambda *_: None)
+    replace(stored_copies.StoredCopies, "waiting", lambda _original: lambda *_: None)
 
 
 @mutant("compares no add with the group that is being shown")
 def _forgets_what_is_shown() -> None:
-    hide(held.Held, "shown", property(lambda _: None, lambda _, __: None))
+    hide(stored_copies.StoredCopies, "shown", property(lambda _: None, lambda _, __: None))
 
 
 @mutant("takes a packet with another last-add-confirmed for another entry")
 def _compares_bytes() -> None:
-    for module in (held, inventory, mending):
+    for module in (stored_copies, inventory, index_rebuild):
         replace(module, "is_same_entry", lambda _original: lambda one, other, *_: one == other)
 
 
@@ -41,7 +45,11 @@ def _digests_of_one_size() -> None:
 
 @mutant("lets an ordinary add replace a damaged copy")
 def _ordinary_repair() -> None:
-    replace(held.Held, "compare", lambda original: lambda *of: _changed(original(*of), Copy.DAMAGED, Copy.NONE))
+    replace(
+        stored_copies.StoredCopies,
+        "compare",
+        lambda original: lambda *of: _changed(original(*of), Copy.DAMAGED, Copy.NONE),
+    )
 
 
 @mutant("takes every error of a read for damage")
@@ -61,7 +69,7 @@ def _replay_overwrites() -> None:
 
 @mutant("lets a rebuilt index file name a later payload of an entry")
 def _rebuild_overwrites() -> None:
-    replace(mending, "_may_replace", lambda _original: lambda *_: True)
+    replace(index_rebuild, "_may_replace", lambda _original: lambda *_: True)
 
 
 @mutant("lets reclaim write an older copy over one that waits for a sync")

@@ -1,4 +1,4 @@
-"""The auditor's office: who has it, and what holds for all that is done in it."""
+"""The auditor role: which node has it, and what holds for all actions in it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvstore.types import BookieId, LedgerId
 from kvstore.wal.repair import bookies_of
 
 
-class Office:
-    """The office as one candidate sees it. Calls raise MetadataError."""
+class AuditorRole:
+    """The role as one candidate sees it. Calls raise MetadataError."""
 
     def __init__(self, store: MetadataStore, candidate: str, clock: Clock) -> None:
         self.votes = AuditorVotes(store, candidate)
@@ -21,29 +21,29 @@ class Office:
         self.ledgers = LedgerStore(store)
         self._clock = clock
         self.is_enabled = False
-        """What the switch said when it was last looked at."""
+        """The last known state of the auto-recovery switch."""
         self.marked: dict[str, int] = {"lost": 0, "entries": 0, "placement": 0}
-        """Marks made or grown, by reason."""
+        """Number of marks created or extended, by reason."""
 
     @property
     def may_act(self) -> bool:
-        """Whether this candidate is the auditor, and auto-recovery is on."""
+        """True if this candidate is the auditor and auto-recovery is on."""
         return self.is_enabled and self.votes.is_auditor
 
     # docs/protocol.md A4
-    def go_on(self) -> None:
-        """Raise MetadataUnavailable unless it may act: whatever is under way ends here."""
+    def ensure_may_act(self) -> None:
+        """Raise MetadataUnavailable unless this candidate may act, which ends the current work."""
         if not self.may_act:
-            raise MetadataUnavailable("this node is not the auditor any more, or auto-recovery is off")
+            raise MetadataUnavailable("this node is no longer the auditor, or auto-recovery is off")
 
     async def mark(self, ledger: LedgerId, missing: list[BookieId], why: str) -> None:
-        """Mark a ledger if it is still there and names them still: since it was looked at it may have been repaired, or
-        deleted by its owner."""
+        """Mark a ledger if it still exists and still names the missing bookies. It may have been repaired or deleted
+        since it was read."""
         try:
             metadata, _ = await self.ledgers.read_latest(ledger)
         except NoSuchLedger:
             return
         named = [bookie for bookie in missing if bookie in bookies_of(metadata)]
-        self.go_on()
+        self.ensure_may_act()
         if named and await self.marks.mark(ledger, named, self._clock.wall_ms(), anew=why == "entries"):
             self.marked[why] += 1

@@ -1,7 +1,7 @@
-"""Makes a full segment's index file again that cannot be read as it was written: from the segment, which is the truth.
+"""Rebuilds the index file of a full segment if the file cannot be read as it was written. The segment is the truth.
 
-What the segment cannot tell either, because it is damaged too, is taken from those blocks of the file that are whole.
-What is then still missing is unknown, never absent: its ledger comes into limbo (docs/protocol.md, B7 and B31).
+If the segment is damaged too, its entries are taken from the intact blocks of the file. Entries that are still missing
+are unknown, never absent: their ledgers enter limbo (docs/protocol.md, B7 and B31).
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from kvstore.bookie.digests import is_same_entry
 from kvstore.bookie.index.blocks import block_span, blocks_of, encode_extents, lay_out
 from kvstore.bookie.index.checkpoint import HEADER_SIZE, Checkpoint, LedgerPart, with_table
 from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK, EntryIndex
-from kvstore.bookie.index.index_files import Mended
+from kvstore.bookie.index.index_files import RebuiltIndex
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal.record import Kind
-from kvstore.bookie.journal.scan import Found, scan
+from kvstore.bookie.journal.record import RecordKind
+from kvstore.bookie.journal.scan import ScannedRecord, scan
 from kvstore.bookie.journal.segment import Segment
 from kvstore.os_errors import is_passing
 
 log = logging.getLogger(__name__)
 
 FAILED_READS_MAX = 64
-"""Of one segment: what then cannot be read either is not divided any further. Some three bad sectors in 64 MiB."""
+"""Maximum number of failed reads of one segment; the parts that fail after that are not divided any further. Enough for
+about three bad sectors in 64 MiB."""
 _SECTOR = 4096
-_FORGETS = (Kind.DROPPED, Kind.TOMBSTONE)
+_FORGETS = (RecordKind.DROPPED, RecordKind.TOMBSTONE)
 
 
 # docs/protocol.md B31
-class Mender:
-    """Knows which entries a segment must have, by what is in memory of each ledger."""
+class IndexRebuilder:
+    """Rebuilds indexes. Knows which entries a segment must have from the ledgers' state in memory."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
@@ -38,10 +39,10 @@ class Mender:
         self.lost: set[int] = set()
         """Ledgers of which places of entries were lost."""
         self.on_lost: Callable[[int], None] = lambda _ledger: None
-        """Told of each of them, when it is in limbo already, so that this is written down."""
+        """Called with each of these ledgers, when it is in limbo already, so that this is recorded."""
 
-    def mend(self, file: int) -> Mended | None:
-        """The entries of a segment. None if the segment is gone."""
+    def rebuild(self, file: int) -> RebuiltIndex | None:
+        """Return the entries of a segment, or None if the segment is gone."""
         segment = self._inventory.segments.get(file)
         if segment is None:
             return None
@@ -58,10 +59,10 @@ class Mender:
         for ledger in lost:
             self._lose(ledger, file)
         is_whole = checkpoint is not None and not lost
-        return Mended(found, _made_again(checkpoint, found) if checkpoint is not None and is_whole else None)
+        return RebuiltIndex(found, _made_again(checkpoint, found) if checkpoint is not None and is_whole else None)
 
     def _save(self, file: int, part: LedgerPart, entries: EntryIndex) -> None:
-        """Take what the segment does not tell from the blocks that are whole."""
+        """Add the entries that are missing in the segment from the intact blocks of the index file."""
         for extent in part.extents:
             for number in range(blocks_of(extent.entries)):
                 block = self._index_files.block(file, *block_span(extent.start, extent.entries, number))
@@ -71,19 +72,19 @@ class Mender:
 
     def _lose(self, ledger: int, file: int) -> None:
         found = self._inventory.ledgers[ledger]
-        log.error("ledger=%d segment=%d and its index are damaged: entries may be missing", ledger, file)
+        log.error("segment and its index are damaged, entries may be missing ledger=%d segment=%d", ledger, file)
         found.is_limbo, found.is_admitted = True, False
         self.lost.add(ledger)
         self.on_lost(ledger)
 
 
 def entries_in(segment: Segment) -> dict[int, EntryIndex]:
-    """The entries of a full segment by its records, as they were when it was full, by ledger."""
+    """Return the entries of a full segment from its records, as they were when it was full, by ledger."""
     data = _read_what_can_be(segment)
     found: dict[int, EntryIndex] = {}
     for record in scan(data, segment.file, segment.salt, known_end=segment.end).records:
         head = record.head
-        if head.kind == Kind.ADD:
+        if head.kind == RecordKind.ADD:
             entries = found.setdefault(head.ledger, EntryIndex())
             if (former := entries.get(head.entry))[0] and not _may_replace(segment, former, record):
                 continue
@@ -96,7 +97,7 @@ def entries_in(segment: Segment) -> dict[int, EntryIndex]:
 
 
 # docs/protocol.md B36
-def _may_replace(segment: Segment, former: tuple[int, int], record: Found) -> bool:
+def _may_replace(segment: Segment, former: tuple[int, int], record: ScannedRecord) -> bool:
     """Return True unless the entry's earlier record in the segment has a readable packet with another payload."""
     place, size = former
     held = segment.read_body(place & OFFSET_MASK, size, ledger=record.head.ledger, entry=record.head.entry)
@@ -104,14 +105,14 @@ def _may_replace(segment: Segment, former: tuple[int, int], record: Found) -> bo
 
 
 def _read_what_can_be(segment: Segment) -> bytes:
-    """Return the segment's bytes, with zeroes where the disk gives none. Skip what is left if the disk fails again and
-    again, because the event loop waits meanwhile. Raises OSError for an error that passes."""
+    """Return the segment's bytes, with zeros where the disk fails. Skip the rest if the disk fails repeatedly, because
+    the event loop is blocked meanwhile. Raises OSError for a temporary error."""
     try:
         file = segment.handle
     except OSError as error:
         if is_passing(error):
             raise
-        log.error("%s cannot be read: %s", segment.path, error)
+        log.error("segment cannot be read path=%s error=%s", segment.path, error)
         return b""
     parts, left, failed = list[bytes](), [(0, segment.end)], 0
     while left:
@@ -126,7 +127,7 @@ def _read_what_can_be(segment: Segment) -> bytes:
                 half = (size // 2 + _SECTOR - 1) // _SECTOR * _SECTOR
                 left += ((at + half, size - half), (at, half))
                 continue
-            log.error("%s cannot be read from byte %d to %d: %s", segment.path, at, at + size, error)
+            log.error("segment cannot be read path=%s from=%d to=%d error=%s", segment.path, at, at + size, error)
             parts.append(bytes(size))
     return b"".join(parts)
 
@@ -138,7 +139,8 @@ def _fits(part: LedgerPart, entries: EntryIndex) -> bool:
 
 
 def _made_again(checkpoint: Checkpoint, found: dict[int, EntryIndex]) -> bytes:
-    """The file as it was. The blocks of ledgers that were dropped since may be zeroes: nobody looks into them."""
+    """Return the file as it was. The blocks of ledgers that were dropped since may be zeros, because nobody reads
+    them."""
     end = max((part.extents[-1].end for part in checkpoint.ledgers if part.extents), default=HEADER_SIZE)
     blocks = bytearray(end - HEADER_SIZE)
     for part in checkpoint.ledgers:

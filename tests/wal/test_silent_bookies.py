@@ -1,14 +1,14 @@
 """Who of the open ledger's bookies is silent."""
 
 from kvstore.types import BookieId, EntryId, LedgerId
-from kvstore.wal.leading.standstill import SILENCE_S, Silences
+from kvstore.wal.leading.standstill import SILENCE_S, SilentBookies
 
 A, B = BookieId("a"), BookieId("b")
 LEDGER = LedgerId(7)
 
 
 def looks(*owed: dict[BookieId, int], every_s: float = 2.0, ledgers: tuple[int, ...] = ()) -> list[list[BookieId]]:
-    silences = Silences()
+    silences = SilentBookies()
     return [
         silences.look(LedgerId(ledger), {bookie: EntryId(entry) for bookie, entry in each.items()}, every_s)
         for ledger, each in zip(ledgers or [LEDGER] * len(owed), owed, strict=True)

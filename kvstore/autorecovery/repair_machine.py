@@ -1,12 +1,12 @@
-"""Says how one ledger that is marked as lacking copies becomes whole. Decides only: each event calls for one command
+"""Decides how one ledger that is marked as under-replicated is repaired. Decides only: each event calls for one command
 (docs/protocol.md, A10 to A13).
 
-    LOOK ──closed──► FILL ──► RECORD ──► END
-      └──not closed──► ASK ──► END (later), or RECOVER ──► LOOK
+  READ ──closed──► FILL ──► WRITE ──► END
+   └──not closed──► PROBE ──► END (later), or RECOVER ──► READ
 
-A bookie counts as lost when the mark names it and it is not registered *now*: so one that has come back meanwhile loses
-no place, and one that is away for a moment, and not marked, keeps it too. What is really missing the bookies themselves
-say: a mark is a reason to look and nothing more.
+A bookie counts as lost if the mark names it and it is not registered *now*. So a bookie that has come back meanwhile
+keeps its places, and so does a bookie that is away for a moment without being marked. The bookies themselves tell which
+entries are missing: a mark is only a reason to ask them.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ if TYPE_CHECKING:
     from random import Random
 
 LOOKS_MAX = 4
-"""Conflicts with others who change the ledger, until it is left for later."""
+"""Maximum number of conflicts with other changes of the ledger's metadata before the attempt ends."""
 PATIENCE, PATIENCE_TO_SPREAD = 3, 8
-"""After so many attempts that failed at a newcomer another is drawn: each that was tried is left with copies that
-nobody asks for. The second where nothing is lost, and copies only share a zone."""
+"""Number of attempts that may fail at a replacement bookie before another one is drawn. Every bookie that was tried is
+left with copies that nobody asks for. The second number applies if no copy is lost and copies only share a zone."""
 LED_S = 30.0
-"""Until a ledger that has a leader is looked at again."""
+"""Seconds until the next attempt at a ledger that has a leader."""
 FIRST_S, AGAIN_S_MAX = 5.0, 300.0
-"""Until the next attempt after one that failed: the first, doubled with each, and the longest."""
+"""Seconds until the next attempt after a failed one: after the first failure, doubled with each further one; and the
+maximum."""
 
-NO_SPARE = "no other bookie can take its place: start one on another machine"
-NO_ROOM = "a bookie that lacks entries is read-only"
-CHANGING = "others change its metadata all the time"
-HAS_GONE = "a bookie that the mark names was back when it was looked at, and has gone again"
-LOCK_LOST = "the lock on it was lost, or auto-recovery is switched off"
-IS_LED = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
-IN_GRACE = "is open: its writer may yet replace the bookie; it is recovered if nothing comes for a while"
-DOUBTFUL = "is open, and a bookie of its last ensemble was set up after it: what that one does not have says nothing"
-UNCOVERED = "is open, and too few bookies of its last ensemble are up to tell where it ends"
+NO_SPARE = "needs a replacement bookie: start one on another machine"
+NO_ROOM = "has an under-replicated bookie that is read-only"
+CHANGING = "was changed by others in every attempt"
+HAS_GONE = "has a marked bookie that came back and has gone away again"
+LOCK_LOST = "is no longer locked by this worker, or auto-recovery is off"
+IS_LED = "is open: its leader replaces the bookie or rolls to a new ledger; try again later"
+IN_GRACE = "is open: its writer may still replace the bookie; it is recovered after a while without changes"
+DOUBTFUL = "is open, and a bookie of its last ensemble was set up after it, so that missing entries there prove nothing"
+UNCOVERED = "is open, and too few bookies of its last ensemble are up to find its end"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RegisteredBookies:
     """The registered bookies."""
 
     writable: frozenset[BookieId]
     readonly: frozenset[BookieId]
     zones: Mapping[BookieId, str]
-    """Of these and of those that were."""
+    """Zones of the registered bookies and of those that were registered before."""
 
     @property
     def there(self) -> frozenset[BookieId]:
@@ -62,30 +63,30 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Facts about an open ledger's writer."""
+    """The state of an open ledger's writer."""
 
     is_led: bool
-    """The partition whose log the ledger was made for has a leader."""
+    """True if the partition that the ledger was created for has a leader."""
     lac: EntryId
-    """The highest last-add-confirmed that any of its bookies knows of; NO_ENTRY if none."""
+    """The highest last-add-confirmed that any of the ledger's bookies knows; NO_ENTRY if none."""
     doubtful: frozenset[BookieId] = frozenset()
-    """Bookies whose "no such entry" may come from a disk that is younger than the ledger."""
+    """Bookies whose "no such entry" may come from a disk that is newer than the ledger."""
 
 
 @dataclass(slots=True)
-class Past:
-    """A memory of earlier attempts at one ledger."""
+class AttemptHistory:
+    """The history of earlier attempts at one ledger."""
 
     tries: int = 0
-    """That have failed, in a row."""
+    """Number of consecutive failed attempts."""
     reason: str = ""
-    """Why the last one did: so that a log says it once."""
+    """Why the last attempt failed, so that each reason is logged once."""
     refusals: int = 0
-    """Of the failed ones, those at newcomers that took no copies."""
+    """Number of failed attempts at replacement bookies that took no copies."""
     avoid: set[BookieId] = field(default_factory=set)
-    """Newcomers that took no copies, as often as is borne."""
+    """Replacement bookies that took no copies too often."""
     seen: tuple[LedgerState, Fragment, EntryId] | None = None
-    """What an open ledger was like, and since when it has not changed."""
+    """The state of an open ledger, which has not changed since `seen_at`."""
     seen_at: float = 0.0
 
 
@@ -93,10 +94,10 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MetadataRead:
     metadata: LedgerMetadata
     version: int
-    standing: Standing
+    standing: RegisteredBookies
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +106,29 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WriterProbed:
     writer: Writer
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Everything that could be copied is."""
+    """All readable entries are copied."""
 
     unreadable: frozenset[EntryId] = frozenset()
     has_room: bool = True
-    """False: a bookie that was to be filled lacks entries, and is read-only."""
+    """False if a bookie that must be filled is under-replicated and read-only."""
     refused: frozenset[BookieId] = frozenset()
-    """Bookies with places of their own that did not say what they have, or took no copies."""
+    """Bookies of the present ensemble that did not list their entries or took no copies."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """The metadata names the newcomers."""
+class MetadataWritten:
+    """The metadata names the replacement bookies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """The metadata had been changed by others."""
+    """Somebody else has changed the metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class AttemptFailed:
     reason: str
     refused: frozenset[BookieId] = frozenset()
     """Bookies that took no copies."""
@@ -144,22 +145,22 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class LockLost:
-    """The lock is another's, who goes on."""
+    """Another worker holds the lock, and continues the repair."""
 
 
-Event = Found | Gone | Asked | Filled | Recorded | Overtaken | Recovered | Failed | LockLost
+Event = MetadataRead | Gone | WriterProbed | Filled | MetadataWritten | Overtaken | Recovered | AttemptFailed | LockLost
 
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Read the ledger's metadata as of now, and who is registered."""
+class ReadMetadata:
+    """Read the ledger's metadata as of now, and which bookies are registered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Find out about the open ledger's writer."""
+class ProbeWriter:
+    """Find out the state of the open ledger's writer."""
 
     metadata: LedgerMetadata
     there: frozenset[BookieId]
@@ -167,24 +168,24 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Ask bookies what they lack of what `wanted` names them for, and copy it to them."""
+    """Ask bookies which entries they lack among those that `wanted` assigns to them, and copy these entries."""
 
     metadata: LedgerMetadata
     wanted: LedgerMetadata
     last: EntryId
     newcomers: frozenset[BookieId]
-    """Who must answer, and take what it is given: it is to be named for that."""
+    """Bookies that must answer and take their copies, because `wanted` will name them."""
     must: frozenset[BookieId]
-    """Who is to be filled before the mark goes: these, and whom the mark names."""
+    """Bookies that must be filled before the mark is removed: the newcomers, and the bookies that the mark names."""
     may: frozenset[BookieId]
-    """Others that the metadata name: filled if they answer."""
+    """Other bookies that the metadata names. They are filled if they answer."""
     takers: frozenset[BookieId]
     read_at: frozenset[BookieId]
-    """Bookies whose copies are read: of those that list what they cannot read as well."""
+    """Bookies whose copies are read, because they also list entries that they cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WriteMetadata:
     """Compare-and-set the ledger's metadata."""
 
     wanted: LedgerMetadata
@@ -193,60 +194,66 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Fence the ledger, find its end, wait out its leader's lease, and close it."""
+    """Fence the ledger, find its end, wait for the end of its leader's lease, and close it."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """This attempt is over."""
+    """The end of this attempt."""
 
     is_whole: bool
-    """Nothing is missing any more where the mark said so."""
+    """True if nothing is missing on the marked bookies."""
     reason: str = ""
     again_s: float = 0.0
 
 
-Command = Look | Ask | Fill | Record | Recover | End
+Command = ReadMetadata | ProbeWriter | Fill | WriteMetadata | Recover | End
 
 
-class Mending:
-    """One attempt at one ledger. `marked` empty: any bookie may lack copies. `grace_s`: how long an open ledger is left
-    as it is while nothing changes in it. `luck` begins in the same way each time, and for every worker: so a second
-    attempt finds what the first has copied."""
+class RepairMachine:
+    """One attempt to repair one ledger. `marked`: bookies that the mark names; if empty, any bookie may be
+    under-replicated. `grace_s`: seconds that an unchanged open ledger is left alone. `luck` starts with the same seed
+    in each attempt and worker, so that a second attempt chooses the bookies that the first one has filled."""
 
     def __init__(
-        self, ledger: LedgerId, marked: Collection[BookieId], past: Past, *, grace_s: float, luck: Callable[[], Random]
+        self,
+        ledger: LedgerId,
+        marked: Collection[BookieId],
+        past: AttemptHistory,
+        *,
+        grace_s: float,
+        luck: Callable[[], Random],
     ) -> None:
         self.ledger = ledger
         self._marked, self._past, self._grace_s, self._luck = frozenset(marked), past, grace_s, luck
         self._looks = 0
-        self._found: Found | None = None
+        self._found: MetadataRead | None = None
         self._wanted: LedgerMetadata | None = None
         self._lacks_spare = False
         self._rest = ""
-        """Why the ledger is not whole although what could be done is done."""
+        """Why the ledger stays under-replicated although everything possible is done."""
 
     def start(self) -> Command:
         return self._look()
 
     def handle(self, event: Event, now: float) -> Command:
-        """Return what `event` calls for. After End there are no more events."""
+        """Return the command that `event` calls for. No event follows an End."""
         match event:
-            case Found():
+            case MetadataRead():
                 return self._plan(event)
             case Gone():
                 return End(is_whole=True)
-            case Asked(writer):
+            case WriterProbed(writer):
                 return self._judge(writer, now)
             case Filled():
                 return self._filled(event)
-            case Recorded():
+            case MetadataWritten():
                 return self._end(self._rest)
             case Overtaken():
                 return self._look()
             case Recovered():
                 return self._look()
-            case Failed(reason, refused):
+            case AttemptFailed(reason, refused):
                 return self._failed(reason, refused)
             case LockLost():
                 return End(is_whole=False, reason=LOCK_LOST)
@@ -256,7 +263,7 @@ class Mending:
     def _look(self) -> Command:
         self._looks += 1
         self._wanted = None
-        return Look() if self._looks <= LOOKS_MAX else self._end(CHANGING)
+        return ReadMetadata() if self._looks <= LOOKS_MAX else self._end(CHANGING)
 
     def _end(self, reason: str) -> Command:
         past = self._past
@@ -278,21 +285,21 @@ class Mending:
 
     # ── closed ledgers ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _plan(self, found: Found) -> Command:
+    def _plan(self, found: MetadataRead) -> Command:
         self._found = found
         metadata = found.metadata
         if metadata.state is not LedgerState.CLOSED:
-            return Ask(metadata, found.standing.there)
+            return ProbeWriter(metadata, found.standing.there)
         return self._fill(found, metadata.fragments, metadata.last_entry)
 
-    def _lost(self, found: Found) -> frozenset[BookieId]:
+    def _lost(self, found: MetadataRead) -> frozenset[BookieId]:
         named = frozenset(bookies_of(found.metadata))
         return ((self._marked or named) & named) - found.standing.there
 
     # docs/protocol.md A10, W10
-    def _fill(self, found: Found, changing: tuple[Fragment, ...], last: EntryId) -> Command:
-        """Give the places of lost bookies in the fragments `changing` to others, spread copies over zones, and have all
-        who are then named filled."""
+    def _fill(self, found: MetadataRead, changing: tuple[Fragment, ...], last: EntryId) -> Command:
+        """Give the places of lost bookies in the fragments `changing` to other bookies, spread copies over zones, and
+        fill all bookies that are then named."""
         metadata, standing = found.metadata, found.standing
         wanted = metadata
         if changing:
@@ -306,7 +313,7 @@ class Mending:
         read_at = frozenset(each for each in marked if not is_incarnation(each))
         return Fill(metadata, wanted, last, newcomers, must, may, standing.writable, read_at)
 
-    def _replaced(self, found: Found, part: LedgerMetadata) -> LedgerMetadata:
+    def _replaced(self, found: MetadataRead, part: LedgerMetadata) -> LedgerMetadata:
         standing, lost = found.standing, self._lost(found)
         spares, luck = standing.writable - self._past.avoid, self._luck()
         wanted = replaced(part, lost, standing.zones, spares, luck)
@@ -320,13 +327,13 @@ class Mending:
         unreadable = without_lost(metadata, filled.unreadable)
         wanted = _kept_where(metadata, self._wanted, unreadable)
         if self._lacks_spare:
-            self._past.avoid = set()  # the next attempt draws them again: who took no copies may be well by then
+            self._past.avoid = set()  # the next attempt may draw them again: they may be healthy by then
         self._rest = (
-            f"no good copy of {len(unreadable)} entries was found, the first is {min(unreadable)}"
+            f"has {len(unreadable)} entries without a good copy, the first is {min(unreadable)}"
             if unreadable
             else NO_SPARE
             if self._lacks_spare
-            else f"has bookies that do not answer, or take no copies: {', '.join(sorted(filled.refused))}"
+            else f"has bookies that do not answer or take no copies: {', '.join(sorted(filled.refused))}"
             if filled.refused
             else NO_ROOM
             if not filled.has_room
@@ -334,13 +341,13 @@ class Mending:
         )
         if wanted.fragments == metadata.fragments:
             return self._end(self._rest)
-        return Record(wanted, self._found.version)
+        return WriteMetadata(wanted, self._found.version)
 
     # ── ledgers that are not closed ───────────────────────────────────────────────────────────────────────────────────
 
     # docs/protocol.md A11, A12
     def _judge(self, writer: Writer, now: float) -> Command:
-        """Whether the ledger is its writer's still, or is to be recovered."""
+        """Decide whether the ledger still belongs to its writer or must be recovered."""
         assert self._found is not None
         metadata, standing, past = self._found.metadata, self._found.standing, self._past
         if writer.is_led:
@@ -366,15 +373,15 @@ class Mending:
 
     # docs/protocol.md A3
     def end_of(self, end: End, there: Callable[[BookieId], bool]) -> End:
-        """`end` as it is to be told: the auditor marks no ledger again for a bookie that its mark names, so the mark
-        must stay for those that have kept their places and are not registered any more."""
+        """Return `end`, or a failed End if a marked bookie kept its place and is no longer registered. The auditor does
+        not mark a ledger again for a bookie that its mark already names, so the mark must stay."""
         named = bookies_of(self._wanted) if self._wanted is not None else ()
         if end.is_whole and not all(there(each) for each in self._marked.intersection(named)):
             return End(is_whole=False, reason=HAS_GONE)
         return end
 
     def check(self) -> None:
-        """The invariants: only bookies change, and of a ledger that is not closed not the ones that it is written to
+        """Assert the invariants: only bookies change, and never the last fragment of a ledger that is not closed
         (docs/protocol.md, L1, L2)."""
         if self._found is None or self._wanted is None:
             return
@@ -385,14 +392,14 @@ class Mending:
 
 
 def is_incarnation(bookie: BookieId) -> bool:
-    """Whether the id is of one of our bookies, which comes back under another one when it has lost its disk, and lists
+    """Return True if the id is that of one of our bookies. It gets another id when it has lost its disk, and it lists
     no entries that it cannot read (docs/protocol.md, L13, B14)."""
     return machine_of(bookie) != bookie
 
 
 def _kept_where(metadata: LedgerMetadata, wanted: LedgerMetadata, unreadable: Collection[EntryId]) -> LedgerMetadata:
-    """`wanted`, but the fragments with entries that could not be copied as they are in `metadata`: nobody is named for
-    what it does not have."""
+    """Return `wanted`, but keep the fragments of `metadata` that have entries which could not be copied. No bookie is
+    named for entries that it does not have."""
     stays = {metadata.fragment_of(entry).first for entry in unreadable}
     pairs = zip(metadata.fragments, wanted.fragments, strict=True)
     return replace(wanted, fragments=tuple(before if before.first in stays else after for before, after in pairs))

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.bookie.held import Copy, Held
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.segment import Segment
+from kvstore.bookie.stored_copies import Copy, StoredCopies
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest, master_key
@@ -219,7 +219,7 @@ def overwritten(world: SimWorld, *, certified: bool) -> None:
 
     async def write() -> None:
         shelf = await opened(world)
-        with patched(Held, "compare", lambda *_: Copy.NONE):
+        with patched(StoredCopies, "compare", lambda *_: Copy.NONE):
             assert await shelf.add(L, 0, FIRST) is Status.OK
             assert await shelf.add(L, 0, SECOND, recovery=True) is Status.OK
         if certified:

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from kvstore.autorecovery.office import Office
-from kvstore.autorecovery.walk import every_ledger
+from kvstore.autorecovery.auditor_role import AuditorRole
+from kvstore.autorecovery.traversal import every_ledger
 from kvstore.env.clock import SystemClock
 from kvstore.errors import MetadataDenied, MetadataUnavailable
 from kvstore.meta import paths
@@ -47,54 +47,54 @@ def store() -> LosingStore:
 
 
 @pytest.fixture
-async def office(store: LosingStore) -> Office:
+async def role(store: LosingStore) -> AuditorRole:
     """Of the auditor, of a cluster with ledgers 7, 8 and 9."""
     await LayoutStore(store).ensure("id")
-    office = Office(store, "n1", SystemClock())
+    role = AuditorRole(store, "n1", SystemClock())
     for number in (7, 8, 9):
-        await office.ledgers.create(ledger(number))
-    office.is_enabled = True
-    assert await office.votes.stand()
-    return office
+        await role.ledgers.create(ledger(number))
+    role.is_enabled = True
+    assert await role.votes.stand()
+    return role
 
 
-async def test_only_what_a_ledger_still_names_is_marked(office: Office) -> None:
-    await office.mark(SEVEN, [B9], "lost")
-    assert await office.marks.get(SEVEN) is None
-    await office.mark(SEVEN, [B2, B9], "lost")
-    found = await office.marks.get(SEVEN)
+async def test_only_what_a_ledger_still_names_is_marked(role: AuditorRole) -> None:
+    await role.mark(SEVEN, [B9], "lost")
+    assert await role.marks.get(SEVEN) is None
+    await role.mark(SEVEN, [B2, B9], "lost")
+    found = await role.marks.get(SEVEN)
     assert found is not None
     assert found.replicas == (B2,)
-    await office.mark(LedgerId(77), [B1], "lost")
-    assert [mark.ledger async for mark in office.marks.marked()] == [7], "a deleted one is not marked"
+    await role.mark(LedgerId(77), [B1], "lost")
+    assert [mark.ledger async for mark in role.marks.marked()] == [7], "a deleted one is not marked"
 
 
-async def test_who_is_not_the_auditor_or_is_switched_off_may_not_act(office: Office, store: LosingStore) -> None:
-    office.go_on()
+async def test_who_is_not_the_auditor_or_is_switched_off_may_not_act(role: AuditorRole, store: LosingStore) -> None:
+    role.ensure_may_act()
     store.suspend()
     with pytest.raises(MetadataUnavailable):
-        office.go_on()
+        role.ensure_may_act()
     store.resume()
-    office.go_on()
-    office.is_enabled = False
+    role.ensure_may_act()
+    role.is_enabled = False
     with pytest.raises(MetadataUnavailable):
-        office.go_on()
+        role.ensure_may_act()
 
 
 async def test_a_session_that_ends_before_a_mark_is_made_keeps_it_from_being_made(
-    office: Office, store: LosingStore
+    role: AuditorRole, store: LosingStore
 ) -> None:
     store.is_to_end = True
-    with pytest.raises(MetadataUnavailable, match="not the auditor"):
-        await office.mark(SEVEN, [B1], "lost")
-    assert await office.marks.get(SEVEN) is None
+    with pytest.raises(MetadataUnavailable, match="no longer the auditor"):
+        await role.mark(SEVEN, [B1], "lost")
+    assert await role.marks.get(SEVEN) is None
 
 
-async def test_a_walk_ends_when_its_auditor_does(office: Office, store: LosingStore) -> None:
+async def test_a_walk_ends_when_its_auditor_does(role: AuditorRole, store: LosingStore) -> None:
     seen = []
 
     async def walk() -> None:
-        async for metadata in every_ledger(office.ledgers, office.go_on):
+        async for metadata in every_ledger(role.ledgers, role.ensure_may_act):
             seen.append(metadata.ledger)
             store.is_to_end = metadata.ledger == 7
 
@@ -103,24 +103,24 @@ async def test_a_walk_ends_when_its_auditor_does(office: Office, store: LosingSt
     assert seen == [7, 8]
 
 
-async def test_a_walk_passes_over_what_cannot_be_read_and_what_is_gone(office: Office, store: LosingStore) -> None:
+async def test_a_walk_passes_over_what_cannot_be_read_and_what_is_gone(role: AuditorRole, store: LosingStore) -> None:
     await store.set(paths.ledger(LedgerId(8)), b"?", 0)
     seen = []
-    async for metadata in every_ledger(office.ledgers, office.go_on):
+    async for metadata in every_ledger(role.ledgers, role.ensure_may_act):
         seen.append(metadata.ledger)
         if metadata.ledger == 7:
-            await office.ledgers.remove(LedgerId(9), -1)
+            await role.ledgers.remove(LedgerId(9), -1)
     assert seen == [7]
 
 
 # docs/protocol.md P34
 @pytest.mark.parametrize("all_are", [False, True])
 async def test_a_walk_passes_over_a_ledger_that_is_closed_to_our_user_unless_all_are(
-    office: Office, store: LosingStore, *, all_are: bool
+    role: AuditorRole, store: LosingStore, *, all_are: bool
 ) -> None:
     store.closed = frozenset({paths.ledger(LedgerId(8)), *([paths.LAYOUT] if all_are else [])})
     seen = []
     with pytest.raises(MetadataDenied) if all_are else nullcontext():
-        async for metadata in every_ledger(office.ledgers, office.go_on):
+        async for metadata in every_ledger(role.ledgers, role.ensure_may_act):
             seen.append(metadata.ledger)
     assert seen == ([7] if all_are else [7, 9])

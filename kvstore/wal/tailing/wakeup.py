@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 TIMER_MIN_S = 0.001
-"""Less than this is not worth a timer, and may be nothing at all on the event loop's clock."""
+"""Minimum duration of a timer. A shorter one is useless, and may be zero on the event loop's clock."""
 
 
-class News:
-    """The news for one reader, which asks `forget` before it looks and `wait` when it has found nothing."""
+class ReaderWakeup:
+    """The wake-up of one reader. The reader calls `forget` before it looks for entries, and `wait` if it has found
+    none."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -20,22 +21,22 @@ class News:
         self._timer: asyncio.TimerHandle | None = None
 
     def forget(self) -> None:
-        """Forget what was told: from now on all is news."""
+        """Forget earlier notifications."""
         self._is_here = False
 
     def tell(self) -> None:
-        """There may be something new."""
+        """Notify the reader that there may be something new."""
         self._is_here = True
         self._wake_up()
 
     def fail(self, error: Exception) -> None:
-        """Raise it from the wait that is under way."""
+        """Raise `error` from the wait in progress."""
         self._failure = error
         self._wake_up()
 
     async def wait(self, seconds: float) -> None:
-        """Return when there is news, or after so long. One timer serves many waits: it is set again only when it has
-        fired early."""
+        """Return when notified, or after `seconds`. One timer serves many waits: it is set again only if it has fired
+        early."""
         if self._is_here:
             return
         self._wait_until = self._loop.time() + seconds
@@ -51,7 +52,7 @@ class News:
             raise failure
 
     def close(self) -> None:
-        """Wake nobody any more."""
+        """Notify nobody any more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""Makes one ledger whole again: drives a Mending. Whoever calls has the ledger's lock, if it has a mark."""
+"""Repairs one ledger by driving a RepairMachine. If the ledger has a mark, the caller must hold its lock."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from random import Random
 from typing import assert_never
 
-from kvstore.autorecovery import mending
-from kvstore.autorecovery.mending import (
-    Ask,
-    Asked,
+from kvstore.autorecovery import repair_machine
+from kvstore.autorecovery.repair_machine import (
+    AttemptFailed,
+    AttemptHistory,
     End,
     Event,
-    Failed,
     Fill,
     Filled,
-    Found,
     Gone,
     LockLost,
-    Look,
-    Mending,
+    MetadataRead,
+    MetadataWritten,
     Overtaken,
-    Past,
-    Record,
-    Recorded,
+    ProbeWriter,
+    ReadMetadata,
     Recover,
     Recovered,
-    Standing,
+    RegisteredBookies,
+    RepairMachine,
+    WriteMetadata,
     Writer,
+    WriterProbed,
     is_incarnation,
 )
 from kvstore.env.ports import Nursery
@@ -47,7 +47,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, PartitionId
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.copies.pace import GuardedPace, Pace
+from kvstore.wal.copies.pace import CopyPace, GuardedCopyPace
 from kvstore.wal.creator import owner_of
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.lists import LedgerLists
@@ -57,35 +57,35 @@ from kvstore.wal.repair import Missing, bookies_of
 log = logging.getLogger(__name__)
 
 GRACE_S = 30.0
-"""See AutorecoveryConfig."""
+"""See AutorecoveryConfig.open_ledger_grace_s."""
 
 Progress = Callable[[LedgerId, EntryId, EntryId], None]
-"""(ledger, the entry that is copied, the last one)."""
+"""Called with the ledger, the entry that is being copied, and the last entry."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """The outcome of one attempt."""
+class RepairOutcome:
+    """The outcome of one repair attempt."""
 
     is_whole: bool
     reason: str
-    """Why it is not."""
+    """Why the ledger is still under-replicated; empty if it is not."""
     again_s: float
-    """When to try again."""
+    """Seconds until the next attempt."""
     copied: int
     copied_bytes: int
     unreadable: frozenset[EntryId]
 
 
-class Mender:
-    """Mends the ledgers that one process takes; several ledgers may be mended at once, within one pace."""
+class LedgerRepairer:
+    """The repairer of one process. It can repair several ledgers at once, within one pace."""
 
     def __init__(
         self,
         ports: LedgerPorts,
         store: MetadataStore,
         nursery: Nursery,
-        pace: Pace,
+        pace: CopyPace,
         *,
         grace_s: float = GRACE_S,
         progress: Progress = lambda *_: None,
@@ -95,17 +95,17 @@ class Mender:
         self.progress = progress
         self._grace_s = grace_s
 
-    async def mend(
+    async def repair(
         self,
         ledger: LedgerId,
         marked: Collection[BookieId],
-        past: Past,
+        past: AttemptHistory,
         *,
         is_held: Callable[[], bool] = lambda: True,
-    ) -> Mended:
-        """Do for the ledger what can be done now. `is_held`: whether the lock on it is, asked before its metadata are
-        written."""
-        machine = Mending(ledger, marked, past, grace_s=self._grace_s, luck=lambda: Random(ledger))
+    ) -> RepairOutcome:
+        """Do all repairs of the ledger that are possible now. `marked`: bookies that the mark names. `is_held` is asked
+        whether the lock is still held, before the ledger's metadata is written."""
+        machine = RepairMachine(ledger, marked, past, grace_s=self._grace_s, luck=lambda: Random(ledger))
         attempt = _Attempt(self, ledger, is_held)
         command = machine.start()
         while not isinstance(command, End):
@@ -113,19 +113,19 @@ class Mender:
             command = machine.handle(event, self.ports.clock.now())
         command = machine.end_of(command, self.ports.choice.is_registered)
         if command.reason and command.reason != past.reason:
-            log.info("ledger=%d %s", ledger, command.reason)
+            log.info("ledger stays under-replicated ledger=%d reason=%s", ledger, command.reason)
         past.reason = command.reason
         done = attempt.copied, attempt.copied_bytes, attempt.unreadable
-        return Mended(command.is_whole, command.reason, command.again_s, *done)
+        return RepairOutcome(command.is_whole, command.reason, command.again_s, *done)
 
     async def is_led(self, partition: PartitionId) -> bool:
-        """Whether anybody leads it, as of now."""
+        """Return True if the partition has a leader now."""
         path = paths.partition_leader(partition)
         await self.store.sync(path)
         return await self.created_or_none(path) is not None
 
     async def created_or_none(self, path: str) -> int | None:
-        """The transaction that made the node."""
+        """Return the transaction that created the node, or None if there is no such node."""
         try:
             return (await self.store.get(path))[1].created
         except NoSuchNode:
@@ -133,7 +133,7 @@ class Mender:
 
     # docs/protocol.md A13
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
-        """Fence the ledger, find its end, and close it, as a new leader would, its wait included."""
+        """Fence the ledger, find its end, and close it as a new leader would, including the wait for the lease."""
         takeover = LedgerTakeover(ledger, self.ports, self.nursery)
         metadata, _ = await self.ports.ledgers.read(ledger)
         await takeover.take_over()
@@ -142,7 +142,7 @@ class Mender:
 
     # docs/protocol.md A13
     async def wait_out_lease(self, partition: PartitionId | None, fenced_at: float) -> None:
-        """Until the former leader's lease is over nobody may see what was recovered."""
+        """Wait until the former leader's lease is over, because nobody may see the recovered entries before."""
         if partition is not None:
             listed, _ = await self.lists.read(partition, latest=True)
             left_s = fenced_at + listed.lease_wait_s() - self.ports.clock.now()
@@ -150,24 +150,26 @@ class Mender:
 
 
 class _Attempt:
-    def __init__(self, owner: Mender, ledger: LedgerId, is_held: Callable[[], bool]) -> None:
+    def __init__(self, owner: LedgerRepairer, ledger: LedgerId, is_held: Callable[[], bool]) -> None:
         self.copied = self.copied_bytes = 0
         self.unreadable: frozenset[EntryId] = frozenset()
         self._owner, self._ledger, self._is_held = owner, ledger, is_held
         self._ports = owner.ports
         self._is_deleted = False
 
-    async def perform(self, command: mending.Look | Ask | Fill | Record | Recover) -> Event:
-        """Do it, and say what came of it."""
+    async def perform(
+        self, command: repair_machine.ReadMetadata | ProbeWriter | Fill | WriteMetadata | Recover
+    ) -> Event:
+        """Perform a command. Return its outcome as an event."""
         try:
             match command:
-                case Look():
+                case ReadMetadata():
                     return await self._look()
-                case Ask(metadata, there):
-                    return Asked(await self._ask(metadata, there))
+                case ProbeWriter(metadata, there):
+                    return WriterProbed(await self._ask(metadata, there))
                 case Fill():
                     return await self._fill(command)
-                case Record(wanted, version):
+                case WriteMetadata(wanted, version):
                     return await self._record(wanted, version)
                 case Recover():
                     return await self._recover()
@@ -178,20 +180,20 @@ class _Attempt:
         except VersionConflict:
             return Overtaken()
         except (LedgerError, MetadataError, NotEnoughBookies) as error:
-            return Failed(f"{type(error).__name__}: {error}")
+            return AttemptFailed(f"{type(error).__name__}: {error}")
 
-    async def _look(self) -> Found:
+    async def _look(self) -> MetadataRead:
         metadata, version = await self._ports.ledgers.read_latest(self._ledger)
         choice = self._ports.choice
         writable, readonly = choice.writable, choice.readonly
         zones = choice.zones_of(writable.union(readonly, bookies_of(metadata)))
-        return Found(metadata, version, Standing(writable, readonly, zones))
+        return MetadataRead(metadata, version, RegisteredBookies(writable, readonly, zones))
 
     async def _fill(self, fill: Fill) -> Event:
         ports, owner = self._ports, self._owner
-        pace = GuardedPace(owner.pace, self._go_on)
+        pace = GuardedCopyPace(owner.pace, self._ensure_not_deleted)
         copying = Copying(fill.metadata, ports.bookies, owner.nursery, pace, own=ports.choice.own)
-        # They are asked last: each that has another incarnation by now ends the connection.
+        # Ask unregistered bookies last: a bookie that has another incarnation by now ends the connection.
         copying.reader.troubled.update(
             each for each in bookies_of(fill.metadata) if not ports.choice.is_registered(each)
         )
@@ -205,14 +207,16 @@ class _Attempt:
         try:
             held = await copying.held(fill.newcomers)
             named = (fill.must | fill.may) - fill.newcomers
-            held |= await copying.held_as_told(named)
+            held |= await copying.held_by_responsive(named)
             silent = fill.must.difference(held)
-            await copying.fill(fill.wanted, fill.last, held, fill.takers, noticed, goes_on=True, may_refuse=named)
+            await copying.fill(
+                fill.wanted, fill.last, held, fill.takers, noticed, skip_unreadable=True, may_refuse=named
+            )
             await self._read(copying, fill.read_at & fill.takers & held.keys(), fill.last)
         except NoSuchLedger:
             raise
         except LedgerError as error:
-            return Failed(f"{type(error).__name__}: {error}", frozenset(copying.refused))
+            return AttemptFailed(f"{type(error).__name__}: {error}", frozenset(copying.refused))
         finally:
             watch.close()
             self.copied += copying.copied
@@ -221,14 +225,14 @@ class _Attempt:
         refused = copying.refused.intersection(held) | silent
         return Filled(self.unreadable, not without_room & fill.must, frozenset(refused))
 
-    def _go_on(self) -> None:
+    def _ensure_not_deleted(self) -> None:
         if self._is_deleted:
-            raise NoSuchLedger(f"ledger {self._ledger} was deleted while it was copied")
+            raise NoSuchLedger(f"ledger {self._ledger} was deleted while it was being copied")
 
     def _changed(self) -> None:
-        """Its metadata have changed: nobody wants copies of a ledger that is deleted, and at a low rate they take
-        hours."""
-        self._owner.nursery.spawn(self._look_for_deletion(), name=f"look at ledger {self._ledger}")
+        """Check whether the ledger was deleted, because its metadata has changed. Nobody needs copies of a deleted
+        ledger, and copying may take hours at a low rate."""
+        self._owner.nursery.spawn(self._look_for_deletion(), name=f"check ledger {self._ledger}")
 
     async def _look_for_deletion(self) -> None:
         try:
@@ -236,14 +240,21 @@ class _Attempt:
         except NoSuchLedger:
             self._is_deleted = True
         except MetadataError:
-            return  # the attempt's own end tells
+            return  # the end of the attempt will show it
 
     async def _read(self, copying: Copying, bookies: Collection[BookieId], last: EntryId) -> None:
-        """Of bookies that list what they cannot read as well: find that by reading, and copy it there again."""
+        """Read every entry of bookies that also list entries which they cannot read, and copy the unreadable ones
+        again."""
         for bookie in sorted(bookies):
             async for fault in copying.faults(bookie, last):
                 if not fault.is_certain:
-                    log.info("ledger=%d bookie=%s: entry %d is %s", self._ledger, bookie, fault.entry, fault.what)
+                    log.info(
+                        "bookie cannot be read ledger=%d bookie=%s entry=%d fault=%s",
+                        self._ledger,
+                        bookie,
+                        fault.entry,
+                        fault.what,
+                    )
                     copying.refused.add(bookie)
                     break
                 if fault.entry not in copying.unreadable and not copying.is_given_up(fault.entry):
@@ -253,8 +264,8 @@ class _Attempt:
         if not self._is_held():
             return LockLost()
         await self._ports.ledgers.write(wanted, version)
-        log.info("ledger=%d has its copies on %s", self._ledger, bookies_of(wanted))
-        return Recorded()
+        log.info("recorded new ensemble ledger=%d bookies=%s", self._ledger, bookies_of(wanted))
+        return MetadataWritten()
 
     # ── ledgers that are not closed ───────────────────────────────────────────────────────────────────────────────────
 
@@ -274,7 +285,8 @@ class _Attempt:
 
     # docs/protocol.md A12
     async def _doubtful(self, bookies: Collection[BookieId]) -> list[BookieId]:
-        """Those set up after the ledger was made, as far as their ids do not say that they are the ones it names."""
+        """Return the bookies that were set up after the ledger was created, unless their ids prove that the ledger
+        names this very incarnation."""
         made = await self._owner.created_or_none(paths.ledger(self._ledger))
         found = []
         for bookie in sorted(each for each in bookies if not is_incarnation(each)):

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from kvstore.bookie.digests import Digests, is_same_entry
 from kvstore.bookie.index.entry_index import OFFSET_MASK, file_of
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal.group import Group
+from kvstore.bookie.journal.group import JournalGroup
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.reader import Reader
@@ -23,9 +23,9 @@ class Copy(Enum):
 
     NONE = auto()
     IDENTICAL = auto()
-    """The copy is this packet, and is on disk."""
+    """The copy equals this packet, and is on disk."""
     IDENTICAL_SOON = auto()
-    """The copy is this packet, and is on disk once the ledger's `last_group` is."""
+    """The copy equals this packet, and is on disk once the ledger's `last_group` is."""
     SAME = auto()
     """The copy has the packet's payload and another last-add-confirmed."""
     OTHER = auto()
@@ -34,7 +34,7 @@ class Copy(Enum):
     """The stored bytes are not as they were written. The packet has their size."""
 
 
-class Held:
+class StoredCopies:
     """The entries that the ledgers of one directory have, on disk or in a journal group that is not synced yet."""
 
     def __init__(self, inventory: Inventory, journal: Journal, reader: Reader, digests: Digests) -> None:
@@ -42,7 +42,7 @@ class Held:
         self._journal = journal
         self._reader = reader
         self._digests = digests
-        self.shown: Group | None = None
+        self.shown: JournalGroup | None = None
         """The group that is synced and is being added to the inventory now."""
 
     def compare(self, ledger: Ledger, entry: int, packet: bytes) -> Copy:

@@ -1,4 +1,4 @@
-"""Goes through the metadata of every ledger of the cluster, slowly, a page at a time."""
+"""Iterates over the metadata of every ledger of the cluster, page by page at a limited rate."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from kvstore.types import LedgerId, LedgerMetadata
 log = logging.getLogger(__name__)
 
 READS_PER_S = 1_000
-"""Of metadata, at most: a ZooKeeper server does some ten times as many, and they are others'."""
+"""Maximum number of metadata reads per second. A ZooKeeper server does about ten times as many, and others need it too.
+"""
 _STEP = 50
-"""Ledgers between two pauses."""
+"""Number of ledgers between two pauses."""
 
 
 async def every_ledger(
-    ledgers: LedgerStore, go_on: Callable[[], None], unreadable: Callable[[LedgerId], None] | None = None
+    ledgers: LedgerStore, check: Callable[[], None], unreadable: Callable[[LedgerId], None] | None = None
 ) -> AsyncIterator[LedgerMetadata]:
-    """Each ledger as it was a moment ago. `go_on` is asked before each and may raise. One whose metadata cannot be read
-    is passed over and given to `unreadable`, or logged if nobody takes it: `kvstore fsck` names it. Raises
-    MetadataError: a walk that ends has seen all."""
+    """Yield each ledger as it was a moment ago. `check` is called before each ledger and may raise. A ledger with
+    unreadable metadata is passed to `unreadable`, or logged if that is None; `kvstore fsck` reports it. Raises
+    MetadataError, so a traversal that ends has seen all ledgers."""
     count = 0
     async for page in ledgers.pages():
         for ledger in page:
-            go_on()
+            check()
             try:
                 metadata, _ = await ledgers.read(ledger)
             except NoSuchLedger:
                 continue
             except UndecodableNode as error:
                 if unreadable is None:
-                    log.warning("ledger=%d is not audited: %s", ledger, error)
+                    log.warning("ledger not audited, its metadata is unreadable ledger=%d error=%s", ledger, error)
                 else:
                     unreadable(ledger)
                 continue
