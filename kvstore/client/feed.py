@@ -17,7 +17,7 @@ import grpc
 from kvstore.backoff import delays
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.client.core.strangers import Strangers
+from kvstore.client.core.login_refusals import LoginRefusals
 from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
 from kvstore.env.library_env import library_env
 from kvstore.errors import (
@@ -79,7 +79,7 @@ class FeedReader:
         self.is_forked = False
         forks.watch(self)
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
         self._lock, self._closing = threading.Lock(), threading.Event()  # a thread that is not here may hold them
         forks.keep(*self._open.values())
@@ -229,7 +229,7 @@ class FeedReader:
             attempt_s = max(attempt_s, patience_s / LONG_SHARES)
         deadline = self._env.clock.now() + patience_s
         failure: StoreError = Unavailable(f"no server answered within {patience_s:g} s")
-        addresses, strangers = list(dict.fromkeys((*servers, *self._config.endpoints))), Strangers()
+        addresses, refusals = list(dict.fromkeys((*servers, *self._config.endpoints))), LoginRefusals()
         said: StoreError | None = None
         """What a server that knows who asks has answered."""
         unknown: OutcomeUnknown | None = None
@@ -255,11 +255,11 @@ class FeedReader:
                 failure = Unavailable(f"{address}: {error}")
             except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
                 failure = Unavailable(f"{address}: {error}")
-            failure = strangers.judge(address, failure, addresses, has_served=has_served)
+            failure = refusals.judge(address, failure, addresses, has_served=has_served)
             if not isinstance(failure, Retryable | OutcomeUnknown):
                 raise failure
         # The last call's time may have ended with the caller's: what it says counts least.
-        failure = unknown or said or strangers.why_or_none(addresses, is_late=True) or failure
+        failure = unknown or said or refusals.error_or_none(addresses, is_late=True) or failure
         raise Unavailable(str(failure)) if isinstance(failure, OutcomeUnknown) and is_read else failure
 
     def _turns(self, addresses: Sequence[str]) -> Iterator[str]:

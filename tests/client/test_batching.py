@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.client.core import operations
 from kvstore.client.core.batching import FRAME_BYTES_MAX, FRAME_OPERATIONS_MAX, answered, cut, frame_of
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import ConditionFailed, InvalidRequest, Overloaded, StoreError
 from kvstore.partition.state.commands import Code, Flag, Record, RequestId
@@ -19,13 +19,13 @@ from kvstore.server.grpc.encode import Outbox
 ONE, TWO = Numbering(b"1" * 16), Numbering(b"2" * 16)
 
 
-def begun(operation: Operation, numbering: Numbering = ONE, partition: str = "p1") -> Operation:
+def begun(operation: ClientOperation, numbering: Numbering = ONE, partition: str = "p1") -> ClientOperation:
     operation.partition = partition
     numbering.begin(operation)
     return operation
 
 
-def framed(*wanted: Operation, first: int = 1, **tokens: int) -> tuple[kv_pb2.Frame, dict[int, Operation]]:
+def framed(*wanted: ClientOperation, first: int = 1, **tokens: int) -> tuple[kv_pb2.Frame, dict[int, ClientOperation]]:
     return frame_of(wanted, first, ring_version=7, timeout_ms=500, tokens=tokens)
 
 
@@ -119,7 +119,7 @@ def messages(outbox: Outbox) -> Iterator[kv_pb2.Answers]:
         yield outbox.take().message()
 
 
-def roundtrip(*results: tuple[Operation, Any, Any]) -> dict[bytes, Any]:
+def roundtrip(*results: tuple[ClientOperation, Any, Any]) -> dict[bytes, Any]:
     """(operation, the server's operation, its result) → what the client makes of the answer, by key."""
     outbox, open_ = Outbox(), {}
     for number, (operation, op, result) in enumerate(results, start=1):

@@ -13,10 +13,10 @@ import pytest
 
 from kvstore.client.blocking import link as blocking_link
 from kvstore.client.blocking.engine import BlockingEngine
-from kvstore.client.blocking.link import BlockingLink, Waiter
+from kvstore.client.blocking.link import BlockingLink, CallWaiter
 from kvstore.client.core import operations
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.env.clock import SystemClock
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
@@ -52,7 +52,7 @@ def link_to(stub: Any) -> BlockingLink:
     return link
 
 
-def read() -> Operation:
+def read() -> ClientOperation:
     operation = operations.get(b"k")
     operation.partition = "p1"
     operation.deadline = SystemClock().now() + PATIENCE_S
@@ -95,8 +95,8 @@ def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
             assert queued.acquire(timeout=PATIENCE_S)
         return answers(frame)
 
-    class Queue(deque[Operation]):
-        def append(self, operation: Operation) -> None:
+    class Queue(deque[ClientOperation]):
+        def append(self, operation: ClientOperation) -> None:
             super().append(operation)
             queued.release()
 
@@ -121,7 +121,7 @@ def test_a_frame_that_cannot_be_made_keeps_nobody_waiting(monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(blocking_link, "frame_of", fail)
         other = read()
-        other.waiter = Waiter()
+        other.waiter = CallWaiter()
         link._pending.append(other)
         with pytest.raises(TypeError):
             link.run(read(), 1)
@@ -138,7 +138,7 @@ def test_what_has_begun_ends_though_what_follows_cannot_begin(monkeypatch: pytes
         each.partition = "p1"
     original = engine._begin
 
-    def fails_at_the_second(operation: Operation, timeout_s: float, *, may_wait: bool) -> bool:
+    def fails_at_the_second(operation: ClientOperation, timeout_s: float, *, may_wait: bool) -> bool:
         if operation is wanted[1]:
             raise InvalidRequest("the client is closed")
         return original(operation, timeout_s, may_wait=may_wait)
@@ -153,12 +153,12 @@ def test_what_has_begun_ends_though_what_follows_cannot_begin(monkeypatch: pytes
 def test_the_baton_is_not_passed_to_a_caller_who_was_interrupted_while_it_waited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Interrupted(Waiter):
+    class Interrupted(CallWaiter):
         def wait(self, timeout_s: float) -> bool:
             raise KeyboardInterrupt
 
     def another_comes(frame: kv_pb2.Frame) -> kv_pb2.Answers:
-        monkeypatch.setattr(blocking_link, "Waiter", Interrupted)
+        monkeypatch.setattr(blocking_link, "CallWaiter", Interrupted)
         with pytest.raises(KeyboardInterrupt):
             link.run(read(), 1)
         monkeypatch.undo()

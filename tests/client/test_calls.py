@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvstore.client.core import operations, retries
-from kvstore.client.core.operation import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, SEEN_STEP_MS, Numbering, Operation
-from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, lost, pauses, too_late
+from kvstore.client.core.operation import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, SEEN_STEP_MS, ClientOperation, Numbering
+from kvstore.client.core.retries import NoServerReachable, deadline_error, final_error_or_none, is_hint, lost, pauses
 from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Level
 from kvstore.errors import (
@@ -29,17 +29,17 @@ from kvstore.errors import (
 CLIENT = b"c" * 16
 
 
-def begun(numbering: Numbering, operation: Operation) -> Operation:
+def begun(numbering: Numbering, operation: ClientOperation) -> ClientOperation:
     numbering.begin(operation)
     operation.is_sent = True
     return operation
 
 
-def a_put(numbering: Numbering | None = None) -> Operation:
+def a_put(numbering: Numbering | None = None) -> ClientOperation:
     return begun(numbering or Numbering(CLIENT), operations.put(b"k", b"v"))
 
 
-def a_get() -> Operation:
+def a_get() -> ClientOperation:
     return begun(Numbering(CLIENT), operations.get(b"k"))
 
 
@@ -50,7 +50,7 @@ def test_a_time_to_live_that_cannot_be_is_refused(ttl_s: Any) -> None:
 
 
 WRONG: Any = ["text", ["k"], 5, None]
-BUILDERS: list[Callable[[Any, Any], Operation]] = [
+BUILDERS: list[Callable[[Any, Any], ClientOperation]] = [
     lambda key, _: operations.get(key),
     lambda key, _: operations.meta(key),
     operations.put,
@@ -67,7 +67,7 @@ BUILDERS: list[Callable[[Any, Any], Operation]] = [
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("build", BUILDERS)
 def test_what_is_no_bytes_is_refused_by_its_type_before_it_is_sent(
-    build: Callable[[Any, Any], Operation], wrong: Any
+    build: Callable[[Any, Any], ClientOperation], wrong: Any
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"as bytes, got {type(wrong).__name__}"):
         build(wrong, b"v")
@@ -77,7 +77,7 @@ def test_what_is_no_bytes_is_refused_by_its_type_before_it_is_sent(
 
 
 @pytest.mark.parametrize("build", BUILDERS)
-def test_bytes_that_may_change_are_taken_as_they_are_now(build: Callable[[Any, Any], Operation]) -> None:
+def test_bytes_that_may_change_are_taken_as_they_are_now(build: Callable[[Any, Any], ClientOperation]) -> None:
     key, value = bytearray(b"k"), bytearray(b"v")
     built = build(key, memoryview(value))
     key[0] = value[0] = 0
@@ -142,20 +142,20 @@ def test_one_that_stands_still_bounds_the_span_of_what_the_store_must_remember()
     numbering = Numbering(CLIENT)
     stuck = a_put(numbering)
     for _ in range(IN_FLIGHT_MAX - 1):
-        assert numbering.has_room()
+        assert numbering.has_capacity()
         numbering.end(a_put(numbering))
-    assert not numbering.has_room()
+    assert not numbering.has_capacity()
     numbering.end(stuck)
-    assert numbering.has_room()
+    assert numbering.has_capacity()
 
 
 def test_reads_and_bytes_are_bounded_too() -> None:
     numbering = Numbering(CLIENT)
     for _ in range(IN_FLIGHT_MAX):
         begun(numbering, operations.get(b"k"))
-    assert not numbering.has_room()
+    assert not numbering.has_capacity()
     large = Numbering(CLIENT)
-    while large.has_room():
+    while large.has_capacity():
         begun(large, operations.put(b"k", bytes(1 << 20)))
     assert large.first_unacknowledged == 1
     assert IN_FLIGHT_BYTES_MAX >> 20 >= 31
@@ -191,35 +191,35 @@ def test_a_client_id_has_16_bytes() -> None:
 )
 def test_what_may_pass_is_tried_again_under_the_same_id(error: StoreError) -> None:
     operation = a_put()
-    assert failed_for_good(operation, error) is None
+    assert final_error_or_none(operation, error) is None
     assert operation.sequence == 1
 
 
 @pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest(""), Corrupted("")])
 def test_what_is_final_is_raised_as_it_is(error: StoreError) -> None:
-    assert failed_for_good(a_put(), error) is error
-    assert failed_for_good(a_get(), error) is error
+    assert final_error_or_none(a_put(), error) is error
+    assert final_error_or_none(a_get(), error) is error
 
 
 @pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest(""), RequestExpired("")])
 def test_a_refused_retry_of_an_unknown_attempt_is_unknown(error: StoreError) -> None:
     operation = a_put()
-    failed_for_good(operation, OutcomeUnknown("lost"))
-    assert isinstance(failed_for_good(operation, error), OutcomeUnknown)
+    final_error_or_none(operation, OutcomeUnknown("lost"))
+    assert isinstance(final_error_or_none(operation, error), OutcomeUnknown)
 
 
 @pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest("")])
 def test_a_refused_retry_of_a_refused_attempt_is_refused(error: StoreError) -> None:
     operation = a_put()
-    failed_for_good(operation, Overloaded("full"))
-    assert failed_for_good(operation, error) is error
+    final_error_or_none(operation, Overloaded("full"))
+    assert final_error_or_none(operation, error) is error
 
 
 def test_a_first_attempt_that_came_too_late_gets_another_id_and_time() -> None:
     numbering = Numbering(CLIENT)
     operation = a_put(numbering)
     numbering.see(50_000)
-    assert failed_for_good(operation, RequestExpired("old")) is None
+    assert final_error_or_none(operation, RequestExpired("old")) is None
     assert (operation.sequence, operation.seen_ms) == (2, 50_000)
     assert numbering.first_unacknowledged == 2
 
@@ -227,46 +227,46 @@ def test_a_first_attempt_that_came_too_late_gets_another_id_and_time() -> None:
 def test_another_id_is_given_only_a_few_times() -> None:
     operation = a_put()
     for _ in range(2 * retries.RENUMBER_MAX):
-        assert failed_for_good(operation, Unavailable("no leader")) is None, "that takes no id"
+        assert final_error_or_none(operation, Unavailable("no leader")) is None, "that takes no id"
     for _ in range(retries.RENUMBER_MAX):
-        assert failed_for_good(operation, RequestExpired("old")) is None
-    assert isinstance(failed_for_good(operation, RequestExpired("old")), RequestExpired)
+        assert final_error_or_none(operation, RequestExpired("old")) is None
+    assert isinstance(final_error_or_none(operation, RequestExpired("old")), RequestExpired)
 
 
 def test_a_read_is_never_unknown() -> None:
     operation = a_get()
-    assert failed_for_good(operation, OutcomeUnknown("lost")) is None
-    assert isinstance(too_late(operation, None, 1), Unavailable)
+    assert final_error_or_none(operation, OutcomeUnknown("lost")) is None
+    assert isinstance(deadline_error(operation, None, 1), Unavailable)
 
 
 def test_a_write_that_was_sent_and_not_answered_is_unknown_when_the_time_is_up() -> None:
-    assert isinstance(too_late(a_put(), None, 1), OutcomeUnknown)
+    assert isinstance(deadline_error(a_put(), None, 1), OutcomeUnknown)
 
 
 def test_a_write_that_was_never_sent_is_refused_when_the_time_is_up() -> None:
     operation = a_put()
     operation.is_sent = False
-    assert isinstance(too_late(operation, None, 1), Refused)
+    assert isinstance(deadline_error(operation, None, 1), Refused)
 
 
 def test_a_write_that_was_refused_each_time_is_refused_when_the_time_is_up() -> None:
     operation = a_put()
     error = Overloaded("full")
-    failed_for_good(operation, error)
-    assert too_late(operation, error, 1) is error
+    final_error_or_none(operation, error)
+    assert deadline_error(operation, error, 1) is error
 
 
 def test_a_write_refused_after_an_unknown_attempt_is_unknown_when_the_time_is_up() -> None:
     operation = a_put()
-    failed_for_good(operation, OutcomeUnknown("lost"))
-    failed_for_good(operation, Overloaded("full"))
-    assert isinstance(too_late(operation, Overloaded("full"), 1), OutcomeUnknown)
+    final_error_or_none(operation, OutcomeUnknown("lost"))
+    final_error_or_none(operation, Overloaded("full"))
+    assert isinstance(deadline_error(operation, Overloaded("full"), 1), OutcomeUnknown)
 
 
 def test_an_operation_that_nobody_could_be_asked_for_is_unavailable_when_the_time_is_up() -> None:
     operation = a_put()
-    failed_for_good(operation, Nobody())
-    assert type(too_late(operation, Nobody(), 1)) is Unavailable
+    final_error_or_none(operation, NoServerReachable())
+    assert type(deadline_error(operation, NoServerReachable(), 1)) is Unavailable
 
 
 def test_a_lost_connection_leaves_unknown_only_what_was_sent() -> None:

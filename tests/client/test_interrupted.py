@@ -22,7 +22,7 @@ from kvstore.client.blocking.link import BlockingLink
 from kvstore.client.coordination.blocking import Session
 from kvstore.client.core import operation as operation_module
 from kvstore.client.core import operations
-from kvstore.client.core.operation import IN_FLIGHT_MAX, OVERDUE_S, Numbering, Operation
+from kvstore.client.core.operation import IN_FLIGHT_MAX, OVERDUE_S, ClientOperation, Numbering
 from kvstore.env.clock import SystemClock
 from kvstore.env.library_env import library_env
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
@@ -83,7 +83,7 @@ def _assert_nothing_is_held(client: Client) -> None:
     assert engine is not None
     wait_until_blocking(lambda: not any(each._under_way or each._size for each in engine.seen.numberings.values()))
     wait_until_blocking(lambda: not any(link.is_busy or link._pending for link in engine._links.values()))
-    assert not engine._room.waiting
+    assert not engine._admission.waiting
     assert engine._reader is None
 
 
@@ -214,7 +214,7 @@ def test_operations_of_a_hung_worker_give_their_room_to_others(monkeypatch: pyte
     for each in hung:
         engine._begin(each, 0.0, may_wait=False)
     assert engine._begin(wanted, PATIENCE_S, may_wait=False)
-    engine._room.end([hung[0]])
+    engine._admission.end([hung[0]])
     assert engine.seen.numberings["p1"].first_unacknowledged == wanted.sequence
     engine.close()
 
@@ -227,7 +227,7 @@ def test_write_of_a_worker_that_stands_still_is_not_reported_as_not_done(
     assert engine is not None
     choose = engine._choose
 
-    def choose_late(operation: Operation) -> BlockingLink | None:
+    def choose_late(operation: ClientOperation) -> BlockingLink | None:
         released.wait(PATIENCE_S)
         return choose(operation)
 
@@ -249,7 +249,7 @@ def test_session_waits_no_longer_than_its_call_for_a_worker_that_stands_still(
     with Session(client, b"still") as session:
         choose = engine._choose
 
-        def choose_late(operation: Operation) -> BlockingLink | None:
+        def choose_late(operation: ClientOperation) -> BlockingLink | None:
             released.wait()
             return choose(operation)
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from kvstore.client.pinned.arrow import batch_of, batches_of
-from kvstore.client.pinned.read import Page
+from kvstore.client.pinned.read import SplitPage
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.partition.state.rows import data_key, encode_record
 from kvstore.proto import pinned_page
@@ -17,7 +17,7 @@ from kvstore.proto import pinned_page
 NOW_MS = 1_700_000_000_000
 
 
-def pages(times_ms: Sequence[int], seed: int = 0) -> list[Page]:
+def pages(times_ms: Sequence[int], seed: int = 0) -> list[SplitPage]:
     """One for each time by which records have expired (0: none has), of records of all kinds."""
     random, found = Random(seed), []
     for number, time_ms in enumerate(times_ms):
@@ -32,7 +32,7 @@ def pages(times_ms: Sequence[int], seed: int = 0) -> list[Page]:
             )
             for _ in keys
         ]
-        found.append(Page.of(pinned_page.encode(list(map(data_key, keys)), rows, time_ms, keys[-1], ends=False)))
+        found.append(SplitPage.of(pinned_page.encode(list(map(data_key, keys)), rows, time_ms, keys[-1], ends=False)))
     return found
 
 
@@ -54,6 +54,6 @@ def test_a_batch_holds_pages_until_they_are_large_enough() -> None:
 @pytest.mark.parametrize("expires_ms", [EXPIRES_MS_MAX, (1 << 63) // 1000 + 1, 253_402_300_800_000])
 def test_an_expiry_that_no_timestamp_can_say_lies_far_ahead_and_not_in_the_past(expires_ms: int) -> None:
     row = encode_record(b"v", 1, 1, NOW_MS, expires_ms)
-    page = Page.of(pinned_page.encode([data_key(b"k")], [row], NOW_MS, b"k", ends=True))
+    page = SplitPage.of(pinned_page.encode([data_key(b"k")], [row], NOW_MS, b"k", ends=True))
     (found,) = batch_of(page, "p1").to_pylist()
     assert found["expires_at"] == datetime(9999, 12, 30, tzinfo=UTC)

@@ -17,7 +17,7 @@ from kvstore.client import feed as feed_module
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned import pins
-from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split, pin_store, renew_pin, turned
+from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split, pin_store, renew_pin, rotated
 from kvstore.client.pinned.read import read_pinned
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.clock import Unjudged
@@ -296,12 +296,12 @@ def test_splits_cover_what_a_partition_owns_without_overlap_and_can_be_pickled()
 
 
 def test_followers_are_asked_in_turn_and_the_leader_last() -> None:
-    assert [turned(("a", "b", "leader"), number) for number in range(3)] == [
+    assert [rotated(("a", "b", "leader"), number) for number in range(3)] == [
         ("a", "b", "leader"),
         ("b", "a", "leader"),
         ("a", "b", "leader"),
     ]
-    assert turned(("leader",), 3) == ("leader",)
+    assert rotated(("leader",), 3) == ("leader",)
 
 
 def test_a_pin_is_asked_of_the_next_server_when_the_first_fails(replicas: list[Replica]) -> None:

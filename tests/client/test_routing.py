@@ -82,13 +82,13 @@ def test_a_read_that_any_replica_may_answer_starts_at_this_clients_favourite(rou
 
 
 def test_session_reads_are_the_leaders_until_the_ring_is_known_that_an_answer_has_named(routing: Routing) -> None:
-    assert not routing.hear(1)
+    assert not routing.note_ring_version(1)
     asked = [get(b"k", level) for level in Level]
     for operation in asked:
         routing.strengthen(operation)
     assert [operation.level for operation in asked] == list(Level)
-    assert routing.hear(3)
-    assert not routing.hear(1)
+    assert routing.note_ring_version(3)
+    assert not routing.note_ring_version(1)
     for operation in asked:
         routing.strengthen(operation)
     assert [operation.level for operation in asked] == [
@@ -168,7 +168,7 @@ def test_servers_that_are_gone_for_good_are_forgotten() -> None:
         routing.check(replaced(version), f"host{version + 2}:1")
     assert routing.everybody(()) == ["host1:1", "host22:1", "host2:1"]
     assert routing.answered == {"host22:1"}
-    assert set(routing.doors) == {"host22:1"}
+    assert set(routing.stream_endpoints) == {"host22:1"}
     assert not routing.is_ours("host7:1")
 
 

@@ -21,12 +21,12 @@ from kvstore.client.blocking.watch import Watch
 from kvstore.client.core import first_state
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.first_state import FirstState
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.operations import Part
 from kvstore.client.core.routing import PartitionRoute, Routing
-from kvstore.client.core.session import Seen
+from kvstore.client.core.session import ClientState
 from kvstore.client.core.values import Item
-from kvstore.client.core.watching import Reading, Watched
+from kvstore.client.core.watching import WatchCursor, WatchedKeys
 from kvstore.env.clock import Unjudged
 from kvstore.env.events import wait_within
 from kvstore.env.library_env import library_env
@@ -37,7 +37,7 @@ from kvstore.rpc.status import abort
 from tests.client.interruptions import interruptions
 from tests.waiting import PATIENCE_S
 
-EVERYTHING = Watched(b"", b"", heartbeat_s=PATIENCE_S)
+EVERYTHING = WatchedKeys(b"", b"", heartbeat_s=PATIENCE_S)
 NOBODY = "127.0.0.1:1"
 
 
@@ -48,7 +48,7 @@ class Server(kv_pb2_grpc.KVServicer):
         self.address, self.cluster = "", cluster
         self.watches, self.stream_s = 0, 0.0
         self.finds_its_place_s = 0.0
-        self.knows_users, self.ends_as_strangers = True, False
+        self.knows_users, self.refuses_logins = True, False
         self.was_asked, self.may_tell = asyncio.Event(), asyncio.Event()
         """Who it is."""
         self.may_watch = asyncio.Event()
@@ -104,7 +104,7 @@ class Server(kv_pb2_grpc.KVServicer):
                 yield kv_pb2.WatchResponse(positions={"p1": shown})
                 continue
             if self._ended != ended:
-                if self.ends_as_strangers:
+                if self.refuses_logins:
                     await abort(context, NotAuthenticated("the token has expired"))
                 return
             shown += 1
@@ -149,7 +149,7 @@ async def serving(cluster: str = "c1") -> AsyncIterator[Server]:
 
 def watching(address: str) -> AsyncWatch:
     config = ClientConfig(endpoints=(address,), timeout_s=PATIENCE_S)
-    return AsyncWatch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [address])
+    return AsyncWatch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [address])
 
 
 async def test_a_reader_who_stopped_waiting_goes_on_where_it_was() -> None:
@@ -173,7 +173,7 @@ async def test_a_watch_whose_server_ends_after_a_long_calm_goes_on_at_another_on
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         ports = replace(library_env("watch"), clock=Leaping())
-        async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address]) as watch:
+        async with AsyncWatch(ports, config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address]) as watch:
             await server.end_all()
             await server.put()
             assert (await anext(watch)).version == 1
@@ -184,7 +184,7 @@ async def test_a_blocking_watch_goes_on_as_well() -> None:
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         ports = replace(library_env("watch"), clock=Leaping())
-        watch = Watch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        watch = Watch(ports, config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         await asyncio.to_thread(watch.ready)
         await server.end_all()
         await server.put()
@@ -198,7 +198,7 @@ async def test_a_blocking_watch_gives_each_change_once_wherever_it_is_interrupte
     given: list[int] = []
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        watch = Watch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         loop = asyncio.get_running_loop()
 
         def take() -> None:
@@ -234,7 +234,7 @@ async def test_worker_of_an_interrupted_watch_ends_at_the_next_message(monkeypat
 
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        watch = Watch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         await asyncio.to_thread(watch.ready)
         left = await asyncio.to_thread(interrupt)
         await server.beat()
@@ -259,7 +259,7 @@ async def test_a_blocking_watch_that_is_closed_while_it_dials_keeps_no_connectio
 
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), addresses)
+        watch = Watch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), addresses)
         assert await asyncio.to_thread(list, watch) == []
         assert watch._channel is None
 
@@ -269,12 +269,14 @@ class OnePartition(Routing):
         return "p1"
 
 
-def idle_client(reads: list[Sequence[Operation]]) -> tuple[FirstState, Callable[[Sequence[Operation]], list[Part]]]:
+def idle_client(
+    reads: list[Sequence[ClientOperation]],
+) -> tuple[FirstState, Callable[[Sequence[ClientOperation]], list[Part]]]:
     """One that hears of the ring by its first read."""
-    seen = Seen(Random(1))
+    seen = ClientState(Random(1))
     seen.routing = OnePartition(ring_version=1, partitions={"p1": PartitionRoute()}, owners=["p1"])
 
-    def read(wanted: Sequence[Operation]) -> list[Part]:
+    def read(wanted: Sequence[ClientOperation]) -> list[Part]:
         reads.append(wanted)
         seen.routing.ring_version = 2
         return [Part([(b"k", Item(b"", 1, 1, 0, 0))], None, 0)]
@@ -286,13 +288,16 @@ def idle_client(reads: list[Sequence[Operation]]) -> tuple[FirstState, Callable[
 async def test_a_watch_with_state_begins_anew_at_the_ring_of_its_first_read() -> None:
     async with serving() as server:
         await server.put()
-        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        config, reads = (
+            ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S),
+            list[Sequence[ClientOperation]](),
+        )
         state, read = idle_client(reads)
 
-        async def read_later(wanted: Sequence[Operation]) -> list[Part]:
+        async def read_later(wanted: Sequence[ClientOperation]) -> list[Part]:
             return read(wanted)
 
-        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        ports, reading = library_env("watch"), WatchCursor(EVERYTHING, None, {})
         async with AsyncWatch(ports, config, reading, lambda: [server.address], state, read_later) as watch:
             assert (await anext(watch)).key == b"k"
             assert (watch.connections, len(reads)) == (2, 2)
@@ -305,21 +310,24 @@ async def test_a_watch_with_state_begins_anew_at_the_ring_of_its_first_read() ->
 async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile() -> None:
     """By the newer ring the positions of before would make old news of what its state has."""
     async with serving() as server:
-        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        config, reads = (
+            ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S),
+            list[Sequence[ClientOperation]](),
+        )
         state, read = idle_client(reads)
 
-        async def read_later(wanted: Sequence[Operation]) -> list[Part]:
+        async def read_later(wanted: Sequence[ClientOperation]) -> list[Part]:
             return read(wanted)
 
-        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        ports, reading = library_env("watch"), WatchCursor(EVERYTHING, None, {})
         watch = AsyncWatch(ports, config, reading, lambda: [server.address], state, read_later)
-        hang_up, is_closing = watch._hang_up, asyncio.Event()
+        hang_up, is_closing = watch._disconnect, asyncio.Event()
 
         async def hang_up_slowly() -> None:
             is_closing.set()
             await asyncio.Event().wait()
 
-        watch._hang_up = hang_up_slowly  # type: ignore[method-assign]
+        watch._disconnect = hang_up_slowly  # type: ignore[method-assign]
         waits = asyncio.ensure_future(anext(watch))
         async with asyncio.timeout(PATIENCE_S):
             await is_closing.wait()
@@ -327,7 +335,7 @@ async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile
         with pytest.raises(asyncio.CancelledError):
             await waits
         await hang_up()
-        watch._hang_up = hang_up  # type: ignore[method-assign]
+        watch._disconnect = hang_up  # type: ignore[method-assign]
         await server.put()
         assert (await anext(watch)).key == b"k"
         assert state._begin == {"p1": 1}, "told after the newer ring was known"
@@ -337,9 +345,12 @@ async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile
 async def test_a_blocking_watch_with_state_begins_anew_as_well() -> None:
     async with serving() as server:
         await server.put()
-        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        config, reads = (
+            ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S),
+            list[Sequence[ClientOperation]](),
+        )
         state, read = idle_client(reads)
-        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        ports, reading = library_env("watch"), WatchCursor(EVERYTHING, None, {})
         watch = Watch(ports, config, reading, lambda: [server.address], state, read)
         assert (await asyncio.to_thread(next, watch)).key == b"k"
         assert (watch.connections, len(reads)) == (2, 2)
@@ -350,7 +361,7 @@ async def test_a_blocking_watch_with_state_begins_anew_as_well() -> None:
 async def test_a_blocking_watch_ends_itself_while_its_thread_waits_for_a_change() -> None:
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        watch = Watch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         end_in(watch, 0.2)
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.to_thread(next, watch, None) is None
@@ -364,7 +375,7 @@ async def test_a_server_that_takes_a_watch_and_says_nothing_is_left_for_another(
         addresses = [silent.address, *[server.address] * 9]
         ports = replace(library_env("watch"), clock=Standing())  # the test may take longer than the two seconds
         async with asyncio.timeout(PATIENCE_S):
-            async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: addresses) as watch:
+            async with AsyncWatch(ports, config, WatchCursor(EVERYTHING, None, {}), lambda: addresses) as watch:
                 await server.put()
                 assert (await anext(watch)).version == 1
 
@@ -376,7 +387,7 @@ async def test_a_server_that_has_taken_a_watch_has_time_to_find_its_place() -> N
         config = ClientConfig(endpoints=(server.address,), timeout_s=0.4, connect_timeout_s=0.2, silence_s=PATIENCE_S)
         ports = replace(library_env("watch"), clock=Standing())
         async with asyncio.timeout(PATIENCE_S):
-            async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address]) as watch:
+            async with AsyncWatch(ports, config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address]) as watch:
                 await server.put()
                 assert (await anext(watch)).version == 1
 
@@ -385,7 +396,7 @@ async def test_a_server_has_the_same_time_for_a_blocking_watch_however_short_the
     async with serving() as server:
         server.finds_its_place_s = 1.0
         config = ClientConfig(endpoints=(server.address,), timeout_s=0.4)
-        reading = Reading(EVERYTHING._replace(heartbeat_s=0.01), None, {})
+        reading = WatchCursor(EVERYTHING._replace(heartbeat_s=0.01), None, {})
         watch = Watch(library_env("watch"), config, reading, lambda: [server.address])
         await asyncio.to_thread(watch.ready)
         watch.close()
@@ -400,7 +411,7 @@ async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_not
     async with serving() as silent, serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         addresses = [silent.address, *[server.address] * 9]
-        reading = Reading(EVERYTHING._replace(heartbeat_s=0.01), None, {})
+        reading = WatchCursor(EVERYTHING._replace(heartbeat_s=0.01), None, {})
         watch = Watch(library_env("watch"), config, reading, lambda: addresses)
         await asyncio.to_thread(watch.ready)
         await server.put()
@@ -417,17 +428,17 @@ async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_not
 @pytest.mark.parametrize("is_done", [False, True], ids=["more follows", "the last page"])
 async def test_a_state_that_was_too_much_has_no_rest(monkeypatch: pytest.MonkeyPatch, *, is_done: bool) -> None:
     """It lacks keys of the page at which that was seen."""
-    seen = Seen(Random(1))
+    seen = ClientState(Random(1))
     seen.routing = OnePartition(ring_version=1, partitions={"p1": PartitionRoute()}, owners=["p1"])
     page = [(b"k%d" % number, Item(b"", number, number, 0, 0)) for number in range(1, 6)]
 
-    def read(wanted: Sequence[Operation]) -> list[Part]:
+    def read(wanted: Sequence[ClientOperation]) -> list[Part]:
         return [Part(page, None if is_done else b"l", 0)]
 
     monkeypatch.setattr(first_state, "REMEMBERED_MAX", 2)
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        given = (library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         watch = Watch(*given, FirstState(EVERYTHING, seen, seen.absorb), read)
         for _ in range(3):
             with pytest.raises(Overloaded, match="more than 2 keys were written while the state was read"):
@@ -442,7 +453,12 @@ async def test_no_watch_is_asked_of_another_cluster_that_listens_where_the_own_o
     async with serving("theirs") as theirs, serving("ours") as ours:
         config = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
         routing = Routing(cluster="ours")
-        given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [theirs.address, ours.address])
+        given = (
+            library_env("watch"),
+            config,
+            WatchCursor(EVERYTHING, None, {}),
+            lambda: [theirs.address, ours.address],
+        )
         if is_blocking:
             blocking = Watch(*given, check=routing.check)
             await asyncio.to_thread(blocking.ready)
@@ -468,7 +484,7 @@ async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say
         stranger.knows_users = False
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         addresses = [stranger.address, server.address]
-        given = (library_env("watch"), config, Reading(EVERYTHING, {"p1": 0}, {}), lambda: addresses)
+        given = (library_env("watch"), config, WatchCursor(EVERYTHING, {"p1": 0}, {}), lambda: addresses)
         watch = Watch(*given) if is_blocking else AsyncWatch(*given)
         await server.put()
         assert await next_change() == 1
@@ -489,9 +505,9 @@ async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say
 async def test_a_watch_whose_login_has_ended_goes_on_with_the_one_that_there_is_now(*, is_blocking: bool) -> None:
     """The only server ends it, and takes the next one."""
     async with serving() as server:
-        server.ends_as_strangers = True
+        server.refuses_logins = True
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        given = (library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         if is_blocking:
             with await asyncio.to_thread(Watch(*given).ready) as watch:
                 await server.end_all()
@@ -516,7 +532,7 @@ async def test_a_watch_that_is_closed_while_its_server_says_who_it_is_ends() -> 
     async with serving("ours") as ours:
         config = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
         ours.may_tell.clear()
-        reading = Reading(EVERYTHING, None, {})
+        reading = WatchCursor(EVERYTHING, None, {})
         watch = AsyncWatch(library_env("watch"), config, reading, lambda: [ours.address], check=Routing().check)
         waits = asyncio.ensure_future(watch.ready())
         await ours.was_asked.wait()

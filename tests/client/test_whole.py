@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.client.core.fanout import Count, Scan
+from kvstore.client.core.fanout import RangeCount, RangeScan
 from kvstore.client.core.routing import PartitionRoute, Routing
 from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Item, Level
@@ -25,8 +25,8 @@ def learn(routing: Routing, version: int, *partitions: str) -> None:
     routing.owners = list(partitions)
 
 
-def scan_of(routing: Routing, *, limit: int = 0) -> Scan:
-    return Scan(routing, Bounds(b"a", b""), limit=limit, level=Level.LINEARIZABLE)
+def scan_of(routing: Routing, *, limit: int = 0) -> RangeScan:
+    return RangeScan(routing, Bounds(b"a", b""), limit=limit, level=Level.LINEARIZABLE)
 
 
 def page(*keys: bytes, then: bytes | None = None) -> tuple[list[tuple[bytes, Item]], bytes | None]:
@@ -73,7 +73,7 @@ def test_a_scan_that_gave_nothing_out_begins_where_it_began() -> None:
 
 
 def test_moved_is_an_error_if_no_newer_ring_is_known() -> None:
-    scan, count = scan_of(routing_of(1, "p1")), Count(routing_of(1, "p1"), Level.LINEARIZABLE)
+    scan, count = scan_of(routing_of(1, "p1")), RangeCount(routing_of(1, "p1"), Level.LINEARIZABLE)
     scan.wanted()
     count.wanted()
     with pytest.raises(Moved):
@@ -87,7 +87,7 @@ def test_who_owns_nothing_is_not_asked() -> None:
     routing = routing_of(1, "p1", "p2", "p3")
     routing.owners = ["p1", "p3"]
     assert [each.partition for each in scan_of(routing).wanted()] == ["p1", "p3"]
-    assert [each.partition for each in Count(routing, Level.LINEARIZABLE).wanted()] == ["p1", "p3"]
+    assert [each.partition for each in RangeCount(routing, Level.LINEARIZABLE).wanted()] == ["p1", "p3"]
     scan = scan_of(routing)
     scan.wanted()
     learn(routing, 2, "p1", "p2", "p3")
@@ -98,7 +98,7 @@ def test_who_owns_nothing_is_not_asked() -> None:
 
 def test_a_count_is_of_one_ring() -> None:
     routing = routing_of(1, "p1", "p2")
-    count = Count(routing, Level.LINEARIZABLE)
+    count = RangeCount(routing, Level.LINEARIZABLE)
     assert [each.partition for each in count.wanted()] == ["p1", "p2"]
     learn(routing, 2, "p2", "p3")
     count.take([3, 4])

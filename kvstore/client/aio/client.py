@@ -11,14 +11,14 @@ from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.core import forks, operations
 from kvstore.client.core.batch import Batch
+from kvstore.client.core.cluster_view import ClusterView
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.client.core.fanout import Count, Deletion, OnePage, Scan
+from kvstore.client.core.fanout import PrefixDeletion, RangeCount, RangePage, RangeScan
 from kvstore.client.core.first_state import FirstState
-from kvstore.client.core.known import Known
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
-from kvstore.client.core.watching import HEARTBEAT_S, Reading, Watched
+from kvstore.client.core.watching import HEARTBEAT_S, WatchCursor, WatchedKeys
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
 from kvstore.proto import kv_pb2
@@ -37,7 +37,7 @@ class AsyncClient(ClosedAtExit):
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
         self._engine: AsyncEngine | None = None
-        self._run: Callable[[Operation, float | None], Coroutine[Any, Any, Any]] = _refuse
+        self._run: Callable[[ClientOperation, float | None], Coroutine[Any, Any, Any]] = _refuse
         self._opening = asyncio.Lock()
         """Tasks that open the client at the same time find the cluster once."""
 
@@ -108,7 +108,7 @@ class AsyncClient(ClosedAtExit):
         flags = kv_pb2.KEYS_ONLY * keys_only | kv_pb2.REVERSE * reverse
         bounds = Bounds.of(start, end, prefix)
         engine = _opened(self._engine)
-        scan = Scan(engine.routing, bounds, limit=limit, level=level, flags=flags)
+        scan = RangeScan(engine.routing, bounds, limit=limit, level=level, flags=flags)
         while not scan.is_done:
             for found in scan.take(await engine.run_whole(scan.wanted(), timeout_s)):
                 yield found
@@ -129,7 +129,7 @@ class AsyncClient(ClosedAtExit):
         flags = kv_pb2.BARE | kv_pb2.REVERSE * reverse
         bounds = Bounds.of(start, end, prefix)
         engine = _opened(self._engine)
-        scan = Scan(engine.routing, bounds, limit=limit, level=level, flags=flags)
+        scan = RangeScan(engine.routing, bounds, limit=limit, level=level, flags=flags)
         while not scan.is_done:
             for key, _ in scan.take(await engine.run_whole(scan.wanted(), timeout_s)):
                 yield key
@@ -154,7 +154,7 @@ class AsyncClient(ClosedAtExit):
         flags = kv_pb2.KEYS_ONLY * keys_only | kv_pb2.REVERSE * reverse
         bounds = Bounds.of(start, end, prefix)
         engine = _opened(self._engine)
-        reading = OnePage(engine.routing, bounds, token, limit=limit, level=level, flags=flags)
+        reading = RangePage(engine.routing, bounds, token, limit=limit, level=level, flags=flags)
         while not reading.is_done:
             reading.take(await engine.run_whole(reading.wanted(), timeout_s))
         return reading.page
@@ -172,7 +172,7 @@ class AsyncClient(ClosedAtExit):
         keys at a time, for each of which `timeout_s` is; the number of all keys they know, in which keys past their
         expiry are until they are deleted. Not one point in time."""
         engine = _opened(self._engine)
-        count = Count(engine.routing, level, Bounds.of(start, end, prefix))
+        count = RangeCount(engine.routing, level, Bounds.of(start, end, prefix))
         while count.total is None:
             count.take(await engine.run_whole(count.wanted(), timeout_s))
         return count.total
@@ -196,11 +196,11 @@ class AsyncClient(ClosedAtExit):
         on, without a gap and without anything twice. `heartbeat_s`: how often
         an idle watch hears of its server. Raises InvalidRequest here, other errors when iterated: PositionTrimmed if
         the log does not reach back to `after` any more."""
-        watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
+        watched = WatchedKeys.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
         engine = _opened(self._engine)
         forks.check(engine)
         state = FirstState.of(watched, after, engine.seen, engine.absorb) if with_state else None
-        reading = Reading(watched, after, engine.seen.tokens)
+        reading = WatchCursor(watched, after, engine.seen.tokens)
         return AsyncWatch(
             engine.env,
             self._config,
@@ -288,10 +288,10 @@ class AsyncClient(ClosedAtExit):
         any process, goes on. Each key is deleted by itself: an error leaves the batch in part done. What is written
         meanwhile may stay. Raises InvalidRequest for an empty prefix, or a token of other keys."""
         engine = _opened(self._engine)
-        deletion, deleted = Deletion(engine.routing, prefix, token), 0
+        deletion, deleted = PrefixDeletion(engine.routing, prefix, token), 0
         while not deletion.is_done:
             deletion.take(await engine.run_whole(deletion.wanted(), timeout_s))
-            progress = deletion.deleted(await engine.run_all(deletion.doomed(), timeout_s))
+            progress = deletion.deleted(await engine.run_all(deletion.deletes(), timeout_s))
             if progress is not None:
                 deleted = progress.total
                 if on_progress is not None:
@@ -338,9 +338,9 @@ class AsyncClient(ClosedAtExit):
         _opened(self._engine).absorb(token)
 
     @property
-    def cluster(self) -> Known:
+    def cluster(self) -> ClusterView:
         """This client's view of its cluster: partitions, their leaders, the date."""
-        return Known(_opened(self._engine))
+        return ClusterView(_opened(self._engine))
 
     def statistics(self) -> dict[str, float]:
         """Counters since the client was opened, and gauges."""
@@ -353,6 +353,6 @@ def _opened(engine: AsyncEngine | None) -> AsyncEngine:
     return engine
 
 
-async def _refuse(operation: Operation, timeout_s: float | None) -> Any:
+async def _refuse(operation: ClientOperation, timeout_s: float | None) -> Any:
     """Stand for the engine as long as there is none."""
     raise InvalidRequest(NOT_OPEN)

@@ -9,17 +9,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvstore.client.aio.link import LATE, Link, State
-from kvstore.client.aio.links import Links
+from kvstore.client.aio.connections import AnyAnswers
+from kvstore.client.aio.link import LATE, AsyncLink, LinkState
+from kvstore.client.aio.links import AsyncLinks
 from kvstore.client.aio.loops import check_loop
-from kvstore.client.aio.wires import AnyAnswers
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.client.core.operations import as_seconds, decode
-from kvstore.client.core.retries import Nobody, failed_for_good, pause_s, pauses, too_late
-from kvstore.client.core.session import Seen
+from kvstore.client.core.retries import NoServerReachable, deadline_error, final_error_or_none, pause_s, pauses
+from kvstore.client.core.session import ClientState
 from kvstore.client.core.values import Item, Token
 from kvstore.env.certificates import CallingContext
 from kvstore.env.events import wait_within
@@ -43,20 +43,20 @@ class AsyncEngine:
         self.env = env
         self._now, self._loop = env.clock.now, get_running_loop()
         self._config = config
-        self.seen = Seen(env.random, config.cluster)
+        self.seen = ClientState(env.random, config.cluster)
         self.routing, self._numberings = self.seen.routing, self.seen.numberings
         self.check = self.routing.check
         transport = TcpTransport(newest=None if config.tls is None else CallingContext(config.tls).newest)
-        self.links = Links(
+        self.links = AsyncLinks(
             env,
             config,
             self.routing,
             transport,
             changed=self._on_change,
-            heard=self._on_answers,
+            on_answers=self._on_answers,
             tokens=self.seen.tokens,
         )
-        self._room: dict[Numbering, OrderedDict[asyncio.Future[None], Operation]] = {}
+        self._waiting: dict[Numbering, OrderedDict[asyncio.Future[None], ClientOperation]] = {}
         """Who waits for room, in the order of coming."""
         self._changed = asyncio.Event()
         """Set, and replaced, when there may be another way to go."""
@@ -69,13 +69,13 @@ class AsyncEngine:
         """Learn the topology from the first endpoint that gives one. Raises Unavailable, NotAuthenticated."""
         deadline = self.env.clock.now() + self._config.timeout_s
         waits = pauses(self.env.random)
-        failure: StoreError = Nobody()
+        failure: StoreError = NoServerReachable()
         while not self.routing.is_known:
             found = await self._ask_anybody()
             if isinstance(found, NotAuthenticated):
                 raise found
             if found is not None:
-                failure = failure if isinstance(found, Nobody) else found
+                failure = failure if isinstance(found, NoServerReachable) else found
                 left = deadline - self.env.clock.now()
                 if left <= 0:
                     raise Unavailable(str(failure))
@@ -93,10 +93,10 @@ class AsyncEngine:
         self.links.close()
         await self.env.nursery.close()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
         self._closed = self.is_forked = True
-        self.links.leave_to_parent()
+        self.links.after_fork_in_child()
 
     def check_caller(self) -> None:
         """Raises InvalidRequest on another event loop than the client's, and in the child of a fork."""
@@ -123,16 +123,16 @@ class AsyncEngine:
         return {
             **self._counts,
             "frames": self.links.frames,
-            "links_up": sum(link.state is State.UP for link in links),
+            "links_up": sum(link.state is LinkState.UP for link in links),
             "streams_up": sum(link.is_stream for link in links),
             "link_breaks": self.links.breaks,
-            "operations_under_way": sum(link.owed for link in links),
+            "operations_under_way": sum(link.operations_pending for link in links),
             "ring_version": self.routing.ring_version,
         }
 
     # ── one operation ──
 
-    async def run(self, operation: Operation, timeout_s: float | None) -> Any:
+    async def run(self, operation: ClientOperation, timeout_s: float | None) -> Any:
         """The operation's result. Raises StoreError."""
         if get_running_loop() is not self._loop:
             self.check_caller()
@@ -142,7 +142,7 @@ class AsyncEngine:
             operation.partition = self.routing.partition_of(operation.key)
         numbering = self._numberings[operation.partition]
         if not numbering.begin(operation):
-            await self._wait_room(numbering, operation, timeout_s)
+            await self._wait_admission(numbering, operation, timeout_s)
         try:
             link = None if operation.level else self.links.direct.get(operation.partition)
             if link is None:
@@ -155,14 +155,14 @@ class AsyncEngine:
             if kind is Item or kind is int or answer is None:
                 return answer
             if isinstance(answer, StoreError):
-                answer = await self._insist(operation, answer, timeout_s)
+                answer = await self._retry(operation, answer, timeout_s)
             return decode(operation, answer)
         finally:
             numbering.end(operation)
-            if self._room:
-                self._give_room(numbering)
+            if self._waiting:
+                self._admit_waiting(numbering)
 
-    async def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
+    async def run_all(self, wanted: Sequence[ClientOperation], timeout_s: float | None) -> list[Any]:
         """The results in order, MANY_MAX operations under way at a time. The first error is raised after all ended."""
         results: list[Any] = [None] * len(wanted)
         places = iter(range(len(wanted)))
@@ -181,7 +181,7 @@ class AsyncEngine:
                 raise result
         return results
 
-    async def run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
+    async def run_whole(self, wanted: Sequence[ClientOperation], timeout_s: float | None) -> Answers:
         """The same of a call on all partitions, which begins again when a range has moved."""
         try:
             return await self.run_all(wanted, timeout_s)
@@ -189,7 +189,7 @@ class AsyncEngine:
             return moved
 
     async def _work(
-        self, wanted: Sequence[Operation], results: list[Any], places: Iterator[int], timeout_s: float | None
+        self, wanted: Sequence[ClientOperation], results: list[Any], places: Iterator[int], timeout_s: float | None
     ) -> None:
         for place in places:
             try:
@@ -197,7 +197,7 @@ class AsyncEngine:
             except StoreError as error:
                 results[place] = error
 
-    def _attempt(self, operation: Operation) -> asyncio.Future[Any]:
+    def _attempt(self, operation: ClientOperation) -> asyncio.Future[Any]:
         """Send the operation off. Its future gets an answer or a StoreError."""
         waiter = operation.waiter = self._loop.create_future()
         operation.is_sent = False
@@ -207,7 +207,7 @@ class AsyncEngine:
         if link is None:
             link = self.links.choose(operation)
         if link is None or self._closed:
-            waiter.set_result(self._why_closed() if self._closed else Nobody())
+            waiter.set_result(self._why_closed() if self._closed else NoServerReachable())
         else:
             link.send(operation)
         return waiter
@@ -215,7 +215,7 @@ class AsyncEngine:
     def _why_closed(self) -> StoreError:
         return InvalidRequest(forks.FORKED) if self.is_forked else Unavailable("the client is closed")
 
-    async def _insist(self, operation: Operation, error: StoreError, timeout_s: float) -> Any:
+    async def _retry(self, operation: ClientOperation, error: StoreError, timeout_s: float) -> Any:
         """Try again until there is an answer that is no error, or an error that is final. Raises it."""
         waits = pauses(self.env.random)
         last: StoreError | None = None
@@ -223,12 +223,12 @@ class AsyncEngine:
             self._counts[f"failed_{type(error).__name__}"] += 1
             left = operation.deadline - self.env.clock.now()
             if error is not LATE and isinstance(error, Unavailable):
-                error = self.links.stranger_or_none(is_late=left <= 0) or error
-            final = None if error is LATE else failed_for_good(operation, error)
+                error = self.links.login_error_or_none(is_late=left <= 0) or error
+            final = None if error is LATE else final_error_or_none(operation, error)
             if final is not None or self._closed:
-                raise final or too_late(operation, error, timeout_s)
+                raise final or deadline_error(operation, error, timeout_s)
             if error is LATE or left <= 0:
-                raise too_late(operation, last if error is LATE else error, timeout_s)
+                raise deadline_error(operation, last if error is LATE else error, timeout_s)
             last = error
             self._learn_from(error)
             await self._wait_change(min(pause_s(error, waits), left))
@@ -252,10 +252,10 @@ class AsyncEngine:
 
     # ── room ──
 
-    async def _wait_room(self, numbering: Numbering, operation: Operation, timeout_s: float) -> None:
+    async def _wait_admission(self, numbering: Numbering, operation: ClientOperation, timeout_s: float) -> None:
         """Return once the operation has begun, by the end of another. Raises Unavailable."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        waiting = self._room.setdefault(numbering, OrderedDict())
+        waiting = self._waiting.setdefault(numbering, OrderedDict())
         waiting[waiter] = operation
         try:
             async with asyncio.timeout(operation.deadline - self.env.clock.now()):
@@ -264,15 +264,15 @@ class AsyncEngine:
             waiting.pop(waiter, None)
             if waiter.done() and not waiter.cancelled():  # it has begun just now
                 numbering.end(operation)
-            self._give_room(numbering)
+            self._admit_waiting(numbering)
             if isinstance(error, TimeoutError):
                 raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s") from None
             raise
 
-    def _give_room(self, numbering: Numbering) -> None:
+    def _admit_waiting(self, numbering: Numbering) -> None:
         """Begin what has waited longest, as much as there is room for, and wake nobody else: of many who wait most
         would wake for nothing, each time."""
-        waiting = self._room.get(numbering)
+        waiting = self._waiting.get(numbering)
         if waiting is None:
             return
         while waiting:
@@ -282,12 +282,12 @@ class AsyncEngine:
                     return
                 waiter.set_result(None)
             del waiting[waiter]
-        del self._room[numbering]
+        del self._waiting[numbering]
 
-    # ── what is heard ──
+    # ── answers ──
 
     def _on_answers(self, answers: AnyAnswers) -> None:
-        if self.seen.hear(answers):
+        if self.seen.absorb_answers(answers):
             self._refresh()
 
     def _on_change(self) -> None:
@@ -304,7 +304,7 @@ class AsyncEngine:
     async def _follow(self) -> None:
         """Wait at some server for each change of the topology."""
         while True:
-            link = next((each for each in self.links.all() if each.state is State.UP), None)
+            link = next((each for each in self.links.all() if each.state is LinkState.UP), None)
             try:
                 if link is None:
                     await self._ask_anybody()
@@ -324,7 +324,7 @@ class AsyncEngine:
     async def _ask_anybody(self) -> StoreError | None:
         """Learn from the first that answers; or why nobody did: NotAuthenticated if one of them does not know who
         asks."""
-        failure: StoreError = Nobody()
+        failure: StoreError = NoServerReachable()
         for address in self.links.addresses():
             link = self.links.open(address)
             if link is None:
@@ -345,11 +345,11 @@ class AsyncEngine:
     def _refresh(self) -> None:
         """Ask every server that is connected for its topology, each once at a time."""
         for link in self.links.all():
-            if link.state is State.UP and link.address not in self._refreshing:
+            if link.state is LinkState.UP and link.address not in self._refreshing:
                 self._refreshing.add(link.address)
                 self.env.nursery.spawn(self._refresh_from(link), name="refresh")
 
-    async def _refresh_from(self, link: Link) -> None:
+    async def _refresh_from(self, link: AsyncLink) -> None:
         try:
             self._learn(await link.topology(known=0, wait_ms=0, timeout_s=self._config.connect_timeout_s))
         except (Unavailable, NotAuthenticated) as error:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
-from kvstore.client.aio.link import Link, State
-from kvstore.client.aio.wires import AnyAnswers
+from kvstore.client.aio.connections import AnyAnswers
+from kvstore.client.aio.link import AsyncLink, LinkState
 from kvstore.client.core import forks
 from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.login_refusals import LoginRefusals
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.routing import Routing
-from kvstore.client.core.strangers import Strangers
-from kvstore.client.core.stream_doors import StreamDoors
+from kvstore.client.core.stream_endpoints import StreamEndpoints
 from kvstore.client.core.values import Level
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.ports import Transport
@@ -22,7 +22,7 @@ from kvstore.errors import ConfigError, NotAuthenticated
 logger = logging.getLogger(__name__)
 
 
-class Links:
+class AsyncLinks:
     """At most one link per address. A broken one is replaced when somebody needs it, after a rest."""
 
     def __init__(
@@ -33,16 +33,16 @@ class Links:
         transport: Transport,
         *,
         changed: Callable[[], None],
-        heard: Callable[[AnyAnswers], None],
+        on_answers: Callable[[AnyAnswers], None],
         tokens: dict[str, int],
     ) -> None:
         self._env, self._config, self._routing = env, config, routing
-        self._changed, self._heard, self._tokens = changed, heard, tokens
-        self._transport, self._doors = transport, StreamDoors(routing)
-        self._links: dict[str, Link] = {}
+        self._changed, self._on_answers_received, self._tokens = changed, on_answers, tokens
+        self._transport, self._stream_endpoints = transport, StreamEndpoints(routing)
+        self._links: dict[str, AsyncLink] = {}
         self._rests = AddressBackoff()
-        self._strangers = Strangers()
-        self.direct: dict[str, Link] = {}
+        self._refusals = LoginRefusals()
+        self.direct: dict[str, AsyncLink] = {}
         """Partition → the link to its leader, while that is up: the fast way."""
         self._favourite = env.random.randrange(1 << 16)
         self.breaks = 0
@@ -53,7 +53,7 @@ class Links:
         """Look the routes up again, because other leaders are known now."""
         self.direct.clear()
 
-    def choose(self, operation: Operation) -> Link | None:
+    def choose(self, operation: ClientOperation) -> AsyncLink | None:
         """A link for an operation: to whom it should go if that link is up, else to anybody, who forwards it.
 
         A link that is not up is connected meanwhile. None: nobody can be reached now.
@@ -63,13 +63,13 @@ class Links:
             link = self.open(address)
             if link is None:
                 continue
-            if link.state is State.UP:
+            if link.state is LinkState.UP:
                 self._remember(operation, address, link)
                 return link
             connecting = connecting or link
         return connecting
 
-    def open(self, address: str) -> Link | None:
+    def open(self, address: str) -> AsyncLink | None:
         """The link to an address, connecting or up; None while the address is left alone."""
         link = self._links.get(address)
         if link is not None:
@@ -77,16 +77,16 @@ class Links:
         if self._closed or self._rests.is_left_alone(address, self._env.clock.now()):
             return None
         try:
-            link = Link(
+            link = AsyncLink(
                 address,
                 self._env,
                 self._config,
                 self._routing,
                 self._tokens,
                 self._transport,
-                self._doors,
+                self._stream_endpoints,
                 changed=self._on_change,
-                heard=self._heard,
+                on_answers=self._on_answers_received,
             )
         except (OSError, ConfigError) as error:
             if not self._routing.is_known:
@@ -97,16 +97,16 @@ class Links:
         self._links[address] = link
         return link
 
-    def stranger_or_none(self, *, is_late: bool) -> NotAuthenticated | None:
+    def login_error_or_none(self, *, is_late: bool) -> NotAuthenticated | None:
         """Why nobody answers, if no server is connected and all do not know who asks; once it is late, if one of them
         does not."""
-        if any(link.state is State.UP for link in self._links.values()):
+        if any(link.state is LinkState.UP for link in self._links.values()):
             return None
-        why = self._strangers.why_or_none(self.addresses(), is_late=is_late)
+        why = self._refusals.error_or_none(self.addresses(), is_late=is_late)
         # Another object for each caller: one that is raised again and again keeps the frames of all who caught it.
         return None if why is None else type(why)(*why.args)
 
-    def all(self) -> list[Link]:
+    def all(self) -> list[AsyncLink]:
         return [link for _, link in sorted(self._links.items())]
 
     def addresses(self) -> list[str]:
@@ -121,28 +121,28 @@ class Links:
     def close(self) -> None:
         self._closed = True
         for link in self.all():
-            link.fall("the client is closed")
+            link.disconnect("the client is closed")
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In the child of a fork: no link is used or ended here. They are kept: to end one would end the parent's."""
         self._closed = True
         forks.keep(*self._links.values())
         self._links = {}
         self.direct.clear()
 
-    def _candidates(self, operation: Operation) -> Iterator[str]:
+    def _candidates(self, operation: ClientOperation) -> Iterator[str]:
         may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
         return self._routing.candidates(
             operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
         )
 
-    def _remember(self, operation: Operation, address: str, link: Link) -> None:
+    def _remember(self, operation: ClientOperation, address: str, link: AsyncLink) -> None:
         if address == self._routing.leader_of(operation.partition):
             self.direct[operation.partition] = link
 
-    def _on_change(self, link: Link) -> None:
+    def _on_change(self, link: AsyncLink) -> None:
         self.direct.clear()
-        if link.state is State.DOWN:
+        if link.state is LinkState.DOWN:
             self.breaks += 1
             if self._links.get(link.address) is link:
                 del self._links[link.address]
@@ -150,6 +150,6 @@ class Links:
             self._rests.broke(link.address, self._env.clock.now())
         else:
             self._rests.held(link.address)
-        self._strangers.hear(link.address, None)  # what it said last counts, since this may go on for days
-        self._strangers.hear(link.address, link.stranger)
+        self._refusals.record(link.address, None)  # what it said last counts, since this may go on for days
+        self._refusals.record(link.address, link.login_error)
         self._changed()

@@ -12,8 +12,8 @@ from kvstore.client.aio.closing import ClosedAtExit
 from kvstore.client.aio.loops import check_loop
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.strangers import Strangers
-from kvstore.client.core.watching import Check, Reading, is_final
+from kvstore.client.core.login_refusals import LoginRefusals
+from kvstore.client.core.watching import Check, WatchCursor, is_final
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import ConfigError, StoreError, Unavailable
@@ -29,7 +29,7 @@ class WatchStream(ClosedAtExit):
         self,
         env: LibraryEnv,
         config: ClientConfig,
-        reading: Reading,
+        reading: WatchCursor,
         addresses: Callable[[], list[str]],
         check: Check | None,
     ) -> None:
@@ -49,7 +49,7 @@ class WatchStream(ClosedAtExit):
         self.is_forked = False
         forks.watch(self)
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
         forks.keep(self._channel, self._call)
         self._channel = self._call = None
@@ -62,40 +62,40 @@ class WatchStream(ClosedAtExit):
             self._loop = asyncio.get_running_loop()
         check_loop(self._loop)
 
-    def _carry(self, step: Callable[[], Awaitable[None]]) -> Awaitable[None]:
+    def _run_step(self, step: Callable[[], Awaitable[None]]) -> Awaitable[None]:
         """Take a step of the watch."""
         return step()
 
     async def close(self) -> None:
         """End the watch. `position` stays."""
         self._is_closed = True
-        await self._hang_up()
+        await self._disconnect()
 
-    def _hear_more(self) -> Awaitable[None]:
+    def _read_more(self) -> Awaitable[None]:
         """Read a message for a caller that waits for a change."""
-        return self._hear()
+        return self._read_message()
 
-    async def _hear(self) -> None:
+    async def _read_message(self) -> None:
         """The next message, over as many servers as it takes."""
         deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
         pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
         failure: StoreError = Unavailable("no server watches")
-        strangers = Strangers()
+        refusals = LoginRefusals()
         while not self._is_closed:
             try:
                 message = await self._next_message()
             except StoreError as error:
                 failure = error
-                await self._hang_up()
+                await self._disconnect()
             else:
                 return self._reading.take(message)
-            failure = strangers.judge(self._address, failure, self._addresses(), has_served=deadline is None)
+            failure = refusals.judge(self._address, failure, self._addresses(), has_served=deadline is None)
             if is_final(failure):
                 raise failure
             now = self._env.clock.now()
             deadline = now + self._config.timeout_s if deadline is None else deadline
             if now >= deadline:
-                late = strangers.why_or_none(self._addresses(), is_late=True)
+                late = refusals.error_or_none(self._addresses(), is_late=True)
                 raise late or Unavailable(f"no server watches: {failure}") from failure
             await asyncio.sleep(next(pauses))
 
@@ -105,7 +105,7 @@ class WatchStream(ClosedAtExit):
             if (call := self._call) is None:
                 # Half of the time in which one is looked for, so that there is some for another behind a silent one.
                 async with asyncio.timeout(max(config.timeout_s / 2, config.connect_timeout_s)):
-                    call = await self._dial()
+                    call = await self._connect()
                     await call.initial_metadata()
                 # The server is there. It has so long to find its place in the logs, or to say why it cannot.
                 patience_s = max(config.timeout_s / 2, 2 * config.silence_s)
@@ -118,13 +118,13 @@ class WatchStream(ClosedAtExit):
         except asyncio.CancelledError:
             if self._is_closed and not is_cancelled():
                 raise Unavailable("the watch is closed") from None
-            await self._hang_up()  # gRPC has ended the call together with the wait for it
+            await self._disconnect()  # gRPC has ended the call together with the wait for it
             raise
         if not isinstance(message, kv_pb2.WatchResponse):
             raise Unavailable("the server has ended the watch")
         return message
 
-    async def _dial(self) -> grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse]:
+    async def _connect(self) -> grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse]:
         self._address = address = next(self._turns)
         try:
             self._channel = channel = await open_aio_channel(address, self._config.tls, self._config.login)
@@ -132,7 +132,7 @@ class WatchStream(ClosedAtExit):
             raise Unavailable(f"no connection to {address} can be made: {error}") from error
         self.connections += 1
         if self._is_closed:
-            await self._hang_up()
+            await self._disconnect()
             raise Unavailable("the watch is closed")
         stub = kv_pb2_grpc.KVStub(channel)
         if self._check is not None:
@@ -143,7 +143,7 @@ class WatchStream(ClosedAtExit):
         assert self._call is not None
         return self._call
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         channel, self._channel, self._call = self._channel, None, None
         if channel is not None:
             await channel.close()

@@ -9,8 +9,8 @@ from kvstore.client.aio.stream import WatchStream
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
-from kvstore.client.core.operation import Operation
-from kvstore.client.core.watching import Change, Check, Reading
+from kvstore.client.core.operation import ClientOperation
+from kvstore.client.core.watching import Change, Check, WatchCursor
 from kvstore.env.library_env import LibraryEnv
 
 
@@ -24,10 +24,10 @@ class AsyncWatch(WatchStream):
         self,
         env: LibraryEnv,
         config: ClientConfig,
-        reading: Reading,
+        reading: WatchCursor,
         addresses: Callable[[], list[str]],
         state: FirstState | None = None,
-        read: Callable[[Sequence[Operation]], Awaitable[Answers]] | None = None,
+        read: Callable[[Sequence[ClientOperation]], Awaitable[Answers]] | None = None,
         check: Check | None = None,
     ) -> None:
         """If there is a `state`, the watch reads it with `read` and gives it first."""
@@ -48,15 +48,15 @@ class AsyncWatch(WatchStream):
     async def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
         self._check_caller()
-        await self._carry(self._make_ready)
+        await self._run_step(self._make_ready)
         return self
 
     async def _make_ready(self) -> None:
         while not self._reading.is_ready and not self._is_closed:
-            await self._hear()
+            await self._read_message()
         if self._state is not None and self._reading.is_ready:
             self._state.begin(self._reading.position)
-            await self._look()
+            await self._read_state()
 
     def __aiter__(self) -> Self:
         return self
@@ -64,26 +64,26 @@ class AsyncWatch(WatchStream):
     async def __anext__(self) -> Change:
         self._check_caller()
         while self._state is not None and not self._state.is_over and not self._is_closed:
-            await self._carry(self._make_ready)
+            await self._run_step(self._make_ready)
             if self._state.has_more:
                 return self._state.give()
         while True:
             while not self._reading.has_more:
                 if self._is_closed:
                     raise StopAsyncIteration
-                await self._carry(self._hear_more)
+                await self._run_step(self._read_more)
             if self._state is None or self._state.is_news(self._reading.next_change(), self._reading.position):
                 return self._reading.give()
             self._reading.give()
 
-    async def _look(self) -> None:
+    async def _read_state(self) -> None:
         """Read as much of the state as the watch needs to give something."""
         state, read = self._state, self._read
         while state is not None and read is not None and state.is_short and not self._is_closed:
             state.take(await read(state.wanted()))
-            if state.begins_anew():
-                self._reading.begin_anew()  # first: the reader may stop waiting while the channel closes
-                await self._hang_up()
+            if state.should_restart():
+                self._reading.restart()  # first: the reader may stop waiting while the channel closes
+                await self._disconnect()
                 await self._make_ready()
 
     async def __aenter__(self) -> Self:

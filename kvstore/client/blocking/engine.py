@@ -14,26 +14,26 @@ from itertools import islice
 from math import inf
 from typing import Any, TypeVar
 
+from kvstore.client.blocking.admission import AdmissionQueue
 from kvstore.client.blocking.link import CLOSE_S, BlockingLink
-from kvstore.client.blocking.room import Room
 from kvstore.client.core import forks
 from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.login_refusals import LoginRefusals
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.operations import as_seconds, decode, names_its_partition
 from kvstore.client.core.retries import (
-    Nobody,
-    failed_for_good,
-    is_about_the_way,
+    NoServerReachable,
+    deadline_error,
+    final_error_or_none,
     is_hint,
+    may_need_new_topology,
     pause_s,
     pauses,
-    too_late,
 )
 from kvstore.client.core.routing import Routing
-from kvstore.client.core.session import Seen
-from kvstore.client.core.strangers import Strangers
+from kvstore.client.core.session import ClientState
 from kvstore.client.core.values import Level, Token
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import (
@@ -69,11 +69,11 @@ class BlockingEngine:
     def __init__(self, env: LibraryEnv, config: ClientConfig) -> None:
         self.env = env
         self._config = config
-        self.seen = Seen(env.random, config.cluster)
+        self.seen = ClientState(env.random, config.cluster)
         self.routing = self.seen.routing
         self._make_locks()
         self._links: dict[str, BlockingLink] = {}
-        self._rests, self._strangers = AddressBackoff(), Strangers()
+        self._rests, self._refusals = AddressBackoff(), LoginRefusals()
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
         self._reader: tuple[float, BlockingLink | None] | None = None
@@ -85,7 +85,7 @@ class BlockingEngine:
     def _make_locks(self) -> None:
         self._lock = threading.Lock()
         """Of everything here; never held while anything waits."""
-        self._room = Room(self._lock, self.env.clock)
+        self._admission = AdmissionQueue(self._lock, self.env.clock)
         self._closing = threading.Event()
 
     @property
@@ -103,11 +103,11 @@ class BlockingEngine:
     def _open_all(self) -> None:
         deadline = self.env.clock.now() + self._config.timeout_s
         waits = pauses(self.env.random)
-        failure: StoreError = Nobody()
+        failure: StoreError = NoServerReachable()
         while (found := self._read_topology()) is not None:
             if isinstance(found, NotAuthenticated):
                 raise found
-            failure = failure if isinstance(found, Nobody) else found
+            failure = failure if isinstance(found, NoServerReachable) else found
             left = deadline - self.env.clock.now()
             if left <= 0:
                 raise Unavailable(str(failure))
@@ -120,11 +120,11 @@ class BlockingEngine:
         with self._lock:
             self._closing.set()
             links, self._links = list(self._links.values()), {}
-            self._room.close()
+            self._admission.close()
         for link in links:
             link.close()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
         self._make_locks()  # a thread that is not here may hold them
         forks.keep(*self._links.values())
@@ -169,17 +169,17 @@ class BlockingEngine:
 
     # ── one operation ──
 
-    def run(self, operation: Operation, timeout_s: float | None) -> Any:
+    def run(self, operation: ClientOperation, timeout_s: float | None) -> Any:
         """The operation's result. Raises StoreError."""
         wait_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
-        return self._carried([operation], wait_s, lambda: self._run(operation, wait_s))
+        return self._run_in_worker([operation], wait_s, lambda: self._run(operation, wait_s))
 
-    def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
+    def run_all(self, wanted: Sequence[ClientOperation], timeout_s: float | None) -> list[Any]:
         """The results in order. The first error is raised after all have ended."""
         wait_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
-        return self._carried(wanted, wait_s, lambda: self._run_all(wanted, wait_s)) if wanted else []
+        return self._run_in_worker(wanted, wait_s, lambda: self._run_all(wanted, wait_s)) if wanted else []
 
-    def _carried(self, operations: Sequence[Operation], timeout_s: float, carry: Callable[[], T]) -> T:
+    def _run_in_worker(self, operations: Sequence[ClientOperation], timeout_s: float, carry: Callable[[], T]) -> T:
         """Have a worker carry operations, and wait until the last of their deadlines. Raises StoreError."""
         job, until = workers.Job(carry), self.env.clock.now() + timeout_s
         workers.start(job)  # also for a worker, which waits no longer than others: sessions and watches call from one
@@ -192,17 +192,17 @@ class BlockingEngine:
                 if until + LATE_S <= now:
                     raise _out_of_reach(operations, timeout_s) from None
 
-    def _run(self, operation: Operation, timeout_s: float) -> Any:
+    def _run(self, operation: ClientOperation, timeout_s: float) -> Any:
         self._begin(operation, timeout_s, may_wait=True)
         try:
             answer = self._attempt(operation)
             if isinstance(answer, StoreError):
-                answer = self._insist(operation, answer, timeout_s)
+                answer = self._retry(operation, answer, timeout_s)
             return decode(operation, answer)
         finally:
-            self._room.end([operation])
+            self._admission.end([operation])
 
-    def _run_all(self, wanted: Sequence[Operation], timeout_s: float) -> list[Any]:
+    def _run_all(self, wanted: Sequence[ClientOperation], timeout_s: float) -> list[Any]:
         results: list[Any] = []
         left = iter(wanted)
         while chunk := list(islice(left, CHUNK)):
@@ -215,30 +215,30 @@ class BlockingEngine:
                         begun.append(chunk.pop(0))
                     results.extend(self._run_begun(begun, timeout_s))
                 finally:
-                    self._room.end(begun)
+                    self._admission.end(begun)
         for result in results:
             if isinstance(result, StoreError):
                 raise result
         return results
 
-    def run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
+    def run_whole(self, wanted: Sequence[ClientOperation], timeout_s: float | None) -> Answers:
         """The same of a call on all partitions, which begins again when a range has moved."""
         try:
             return self.run_all(wanted, timeout_s)
         except Moved as moved:
             return moved
 
-    def _run_begun(self, operations: list[Operation], timeout_s: float) -> Iterator[Any]:
+    def _run_begun(self, operations: list[ClientOperation], timeout_s: float) -> Iterator[Any]:
         wanted = operations
         while True:
             since = self.env.clock.now()
             self._send_together(wanted)
-            refused = [each for each in wanted if _has_no_room(each)]
+            refused = [each for each in wanted if _did_not_fit(each)]
             if not 0 < len(refused) < len(wanted) or self.is_closed:
                 break
             self._pause(self.env.random.uniform(0, AGAIN_S))
             with self._lock:
-                _to_go_on(operations, refused, self.env.clock.now() + timeout_s, self.routing)
+                _prepare_retry(operations, refused, self.env.clock.now() + timeout_s, self.routing)
                 self._counts["failed_Overloaded"] += len(refused)
                 self._counts["retries"] += len(refused)
             wanted = refused
@@ -246,14 +246,14 @@ class BlockingEngine:
             answer = _answer(operation)
             try:
                 if isinstance(answer, StoreError):
-                    answer = self._insist(operation, answer, timeout_s, since)
+                    answer = self._retry(operation, answer, timeout_s, since)
                 yield decode(operation, answer)
             except StoreError as error:
                 yield error
 
-    def _send_together(self, operations: Sequence[Operation]) -> None:
+    def _send_together(self, operations: Sequence[ClientOperation]) -> None:
         """Send operations in as few frames as there are links for them, and wait for the answers."""
-        frames: dict[int, tuple[BlockingLink, list[Operation]]] = {}
+        frames: dict[int, tuple[BlockingLink, list[ClientOperation]]] = {}
         for operation in operations:
             link = self._choose(operation)
             if link is not None:
@@ -261,21 +261,21 @@ class BlockingEngine:
         sent = [(link, link.start_frames(group, self.routing.ring_version)) for link, group in frames.values()]
         for link, calls in sent:
             for call in calls:
-                self._hear(link, link.collect(call))
+                self._absorb(link, link.collect(call))
 
-    def _attempt(self, operation: Operation) -> Any:
+    def _attempt(self, operation: ClientOperation) -> Any:
         """The answer, or a StoreError."""
         operation.is_sent = False
         link = self._choose(operation)
         if link is None:
-            return Unavailable("the client is closed") if self.is_closed else Nobody()
+            return Unavailable("the client is closed") if self.is_closed else NoServerReachable()
         answer, received = link.run(operation, self.routing.ring_version)
         if isinstance(answer, NotAuthenticated):
             link.refuse(answer)
-        self._hear(link, received)
+        self._absorb(link, received)
         return answer
 
-    def _insist(self, operation: Operation, error: StoreError, timeout_s: float, since: float = inf) -> Any:
+    def _retry(self, operation: ClientOperation, error: StoreError, timeout_s: float, since: float = inf) -> Any:
         """Try again until there is an answer that is no error, or an error that is final. Raises it. `since`: when the
         attempt began that has failed; a topology that was read later is not read again for it."""
         waits = pauses(self.env.random)
@@ -284,16 +284,16 @@ class BlockingEngine:
             with self._lock:
                 self._counts[f"failed_{type(error).__name__}"] += 1
                 everybody = self.routing.everybody(self._config.endpoints)
-                error = self._strangers.of_all(error, everybody, is_late=left <= 0)
-                final = failed_for_good(operation, error)
+                error = self._refusals.of_all(error, everybody, is_late=left <= 0)
+                final = final_error_or_none(operation, error)
                 self.routing.learn_from(error)
             if final is not None:
                 raise final
             if left <= 0 or self.is_closed:
-                raise too_late(operation, error, timeout_s)
+                raise deadline_error(operation, error, timeout_s)
             if not is_hint(error):
                 self._pause(min(pause_s(error, waits), left))
-                if is_about_the_way(error) and self._read_at <= since:
+                if may_need_new_topology(error) and self._read_at <= since:
                     self._read_topology((operation.deadline + self.env.clock.now()) / 2)
             with self._lock:
                 self._counts["retries"] += 1
@@ -306,7 +306,7 @@ class BlockingEngine:
 
     # ── room ──
 
-    def _begin(self, operation: Operation, timeout_s: float, *, may_wait: bool) -> bool:
+    def _begin(self, operation: ClientOperation, timeout_s: float, *, may_wait: bool) -> bool:
         """Take an operation in. False if there is no room and it may not wait. Raises Unavailable."""
         now = self.env.clock.now()
         operation.deadline = now + timeout_s
@@ -318,12 +318,12 @@ class BlockingEngine:
             if not operation.partition:
                 operation.partition = self.routing.partition_of(operation.key)
             numbering = self.seen.numberings[operation.partition]
-            if self._room.begin(numbering, operation):
+            if self._admission.begin(numbering, operation):
                 return True
             if not may_wait:
                 return False
-            waiter = self._room.stand_in_line(numbering, operation)
-        has_begun = self._room.wait(numbering, waiter, operation)
+            waiter = self._admission.enqueue(numbering, operation)
+        has_begun = self._admission.wait(numbering, waiter, operation)
         if self.is_closed:
             raise InvalidRequest(self._why_closed)
         if not has_begun:
@@ -332,7 +332,7 @@ class BlockingEngine:
 
     # ── where to ──
 
-    def _choose(self, operation: Operation) -> BlockingLink | None:
+    def _choose(self, operation: ClientOperation) -> BlockingLink | None:
         """The link to whom the operation should go, else to anybody who is not left alone just now."""
         with self._lock:
             self.routing.strengthen(operation)
@@ -373,16 +373,16 @@ class BlockingEngine:
         self._links[address] = link
         return link
 
-    def _hear(self, link: BlockingLink, received: Sequence[kv_pb2.Answers]) -> None:
+    def _absorb(self, link: BlockingLink, received: Sequence[kv_pb2.Answers]) -> None:
         """Take in what came with answers; let a broken link go."""
         with self._lock:
             for answers in received:
-                if self.seen.hear(answers):
+                if self.seen.absorb_answers(answers):
                     self._read_at = 0.0
-            if received and link.stranger is None:
+            if received and link.login_error is None:
                 self._rests.held(link.address)
-            if received or link.stranger is not None:
-                self._strangers.hear(link.address, link.stranger, has_served=link.has_served)
+            if received or link.login_error is not None:
+                self._refusals.record(link.address, link.login_error, has_served=link.has_served)
             if not link.is_broken or self._links.get(link.address) is not link:
                 return
             del self._links[link.address]
@@ -404,9 +404,9 @@ class BlockingEngine:
             addresses = sorted(known, key=lambda each: each not in self._links)
         if reader is not None and reader[1] is not None and now >= reader[0]:  # gRPC keeps that caller
             reader[1].is_broken = True
-            self._hear(reader[1], ())
+            self._absorb(reader[1], ())
         try:
-            failure: StoreError = Nobody()
+            failure: StoreError = NoServerReachable()
             for address in addresses:
                 left = until - self.env.clock.now()
                 if left <= 0:
@@ -423,24 +423,24 @@ class BlockingEngine:
                 except NotAuthenticated as error:  # others may know better: this one's table may be old, or unreadable
                     failure = error
                     link.refuse(error)
-                    self._hear(link, ())
+                    self._absorb(link, ())
                     continue
                 except Unavailable as error:
                     failure = failure if isinstance(failure, NotAuthenticated) else error
                     link.is_broken = True
-                    self._hear(link, ())
+                    self._absorb(link, ())
                     continue
                 with self._lock:
                     self.seen.learn(message)
                     link.is_ours = True
                     self._read_at = self.env.clock.now()
-                self._let_go()
+                self._drop_foreign_links()
                 return None
             return failure
         finally:
             self._reader = None
 
-    def _let_go(self) -> None:
+    def _drop_foreign_links(self) -> None:
         """End links to servers that the cluster has no more. Nobody asks them, so nobody would find them broken."""
         with self._lock:
             gone = [link for address, link in self._links.items() if not self.routing.is_ours(address)]
@@ -456,7 +456,7 @@ class BlockingEngine:
             self._closing.wait(seconds)
 
 
-def _out_of_reach(operations: Sequence[Operation], timeout_s: float) -> StoreError:
+def _out_of_reach(operations: Sequence[ClientOperation], timeout_s: float) -> StoreError:
     """Make the error of a caller whose worker has not come back. The worker may still send a write, also one that it
     has not sent yet, so the outcome of a write is unknown."""
     if all(operation.is_read for operation in operations):
@@ -464,25 +464,27 @@ def _out_of_reach(operations: Sequence[Operation], timeout_s: float) -> StoreErr
     return OutcomeUnknown(f"no outcome within {timeout_s:g} s; the write may still be carried out")
 
 
-def _answer(operation: Operation) -> Any:
+def _answer(operation: ClientOperation) -> Any:
     """Tell what came of an operation that was sent together with others, or a StoreError."""
-    return operation.waiter.answer if operation.waiter else Nobody()
+    return operation.waiter.answer if operation.waiter else NoServerReachable()
 
 
-def _has_no_room(operation: Operation) -> bool:
+def _did_not_fit(operation: ClientOperation) -> bool:
     """Whether it is a read of a key that a server refused because it had enough with the others: large values, of which
     one message holds few. Whoever refuses writes has too much to do, and is given its time."""
     return operation.is_read and not names_its_partition(operation) and isinstance(_answer(operation), Overloaded)
 
 
-def _to_go_on(operations: Sequence[Operation], refused: Sequence[Operation], until: float, routing: Routing) -> None:
+def _prepare_retry(
+    operations: Sequence[ClientOperation], refused: Sequence[ClientOperation], until: float, routing: Routing
+) -> None:
     """Make `refused` ready to be sent again. The server has done something, so the time of those that it has not begins
     again: up to `until`."""
     for operation in operations:
         if isinstance(_answer(operation), StoreError):
             operation.deadline = until
     for operation in refused:
-        final = failed_for_good(operation, _answer(operation))
+        final = final_error_or_none(operation, _answer(operation))
         assert final is None, "it is tried again"
         routing.redirect(operation)
         operation.waiter = None

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from kvstore.client.core.batching import answered, cut, frame_of
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.retries import lost
 from kvstore.env import Clock
 from kvstore.env.tls import Tls
@@ -41,11 +41,11 @@ another link is used from then on."""
 CLOSE_S = 2.0
 """How long a caller waits for gRPC to close a channel."""
 
-Sent = tuple[Any, dict[int, Operation], float]
+Sent = tuple[Any, dict[int, ClientOperation], float]
 """A call under way, None if it could not begin; its operations by number; how many seconds it may take."""
 
 
-class Waiter:
+class CallWaiter:
     """A caller who waits: for an answer, or for the baton."""
 
     __slots__ = ("_lock", "answer", "has_baton", "is_answered")
@@ -95,7 +95,7 @@ class BlockingLink:
         """An answer did not come: use another link."""
         self.is_ours = False
         """Its server is of the client's cluster: one of these has named its address, or it gave a topology."""
-        self.stranger: NotAuthenticated | None = None
+        self.login_error: NotAuthenticated | None = None
         """Why its server does nothing for this client: it does not know the user. Use another link: a newer one may
         have another login, too."""
         self.has_served = False
@@ -106,7 +106,7 @@ class BlockingLink:
         self._channel = open_channel(address, tls, login=login)
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         self._lock = threading.Lock()
-        self._pending: deque[Operation] = deque()
+        self._pending: deque[ClientOperation] = deque()
         self._due_at = inf
         """When the caller that has the baton must have come back from gRPC. Infinite: nobody has it."""
 
@@ -129,9 +129,9 @@ class BlockingLink:
         self.has_served = True
         return message
 
-    def run(self, operation: Operation, ring_version: int) -> tuple[Any, list[kv_pb2.Answers]]:
+    def run(self, operation: ClientOperation, ring_version: int) -> tuple[Any, list[kv_pb2.Answers]]:
         """The answer to the operation or a StoreError; and the messages that this caller received for all."""
-        waiter = operation.waiter = Waiter()
+        waiter = operation.waiter = CallWaiter()
         received: list[kv_pb2.Answers] = []
         with self._lock:
             self._pending.append(operation)
@@ -155,7 +155,7 @@ class BlockingLink:
         """When a frame that is sent now must have ended."""
         return self._clock.now() + self._attempt_s + GRACE_S + HANGS_S
 
-    def _wait(self, waiter: Waiter, deadline: float) -> bool:
+    def _wait(self, waiter: CallWaiter, deadline: float) -> bool:
         """Wait for the answer or the baton. Returns False at the deadline, or if the sender hangs: the link is broken
         then."""
         while not waiter.has_baton and not waiter.is_answered:
@@ -168,10 +168,10 @@ class BlockingLink:
             waiter.wait(min(deadline, due_at) - now)
         return True
 
-    def start_frames(self, operations: Sequence[Operation], ring_version: int) -> list[Sent]:
+    def start_frames(self, operations: Sequence[ClientOperation], ring_version: int) -> list[Sent]:
         """Send one caller's operations without waiting; each call is to be collected."""
         for operation in operations:
-            operation.waiter = Waiter()
+            operation.waiter = CallWaiter()
         queue = deque(operations)
         sent = []
         while queue:
@@ -187,7 +187,7 @@ class BlockingLink:
 
     def refuse(self, error: NotAuthenticated) -> None:
         """Its server has said that it does not know the user."""
-        self.is_broken, self.stranger = True, error
+        self.is_broken, self.login_error = True, error
 
     def close(self) -> None:
         """Calls under way end with an error. Raises Overloaded."""
@@ -220,7 +220,7 @@ class BlockingLink:
                     operation.waiter.set(lost(operation, "its sender was interrupted"))
             raise
 
-    def _start(self, operations: Sequence[Operation], ring_version: int) -> Sent:
+    def _start(self, operations: Sequence[ClientOperation], ring_version: int) -> Sent:
         frame, numbered, time_s = self._frame(operations, ring_version)
         try:
             return self._stub.Execute.future(frame, timeout=time_s), numbered, time_s
@@ -228,8 +228,8 @@ class BlockingLink:
             return None, numbered, time_s
 
     def _frame(
-        self, operations: Sequence[Operation], ring_version: int
-    ) -> tuple[kv_pb2.Frame, dict[int, Operation], float]:
+        self, operations: Sequence[ClientOperation], ring_version: int
+    ) -> tuple[kv_pb2.Frame, dict[int, ClientOperation], float]:
         """With how long its call may take, in seconds."""
         longest = max(operation.deadline for operation in operations) - self._clock.now()
         time_s = min(max(longest, 0.001), self._attempt_s)
@@ -247,7 +247,9 @@ class BlockingLink:
         self.frames += 1
         return frame, numbered, time_s + GRACE_S
 
-    def _settle(self, answers_of: Callable[[], kv_pb2.Answers], numbered: dict[int, Operation]) -> list[kv_pb2.Answers]:
+    def _settle(
+        self, answers_of: Callable[[], kv_pb2.Answers], numbered: dict[int, ClientOperation]
+    ) -> list[kv_pb2.Answers]:
         try:
             answers = answers_of()
         except grpc.RpcError as error:
@@ -272,11 +274,11 @@ class BlockingLink:
             operation.waiter.set(lost(operation, f"{self.address} left it without an answer"))
         return [answers]
 
-    def _closed(self, numbered: dict[int, Operation]) -> list[kv_pb2.Answers]:
+    def _closed(self, numbered: dict[int, ClientOperation]) -> list[kv_pb2.Answers]:
         self._fail(numbered, Unavailable(f"the connection to {self.address} is closed"))
         return []
 
-    def _fail(self, numbered: dict[int, Operation], error: StoreError) -> None:
+    def _fail(self, numbered: dict[int, ClientOperation], error: StoreError) -> None:
         """A frame's call has failed as a whole."""
         self.is_broken = self.is_broken or isinstance(error, OutcomeUnknown | Unavailable)
         if isinstance(error, NotAuthenticated):
@@ -288,10 +290,10 @@ class BlockingLink:
             else:
                 operation.waiter.set(lost(operation, f"{self.address}: {error}"))
 
-    def _give_up(self, operation: Operation) -> StoreError:
+    def _give_up(self, operation: ClientOperation) -> StoreError:
         """A caller stops waiting for its answer or the baton."""
         with self._lock:
-            waiter: Waiter = operation.waiter
+            waiter: CallWaiter = operation.waiter
             has_baton = waiter.has_baton
             if operation in self._pending:
                 self._pending.remove(operation)

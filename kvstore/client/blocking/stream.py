@@ -18,8 +18,8 @@ from kvstore.client.blocking.closing import ClosedAtExit
 from kvstore.client.blocking.link import CLOSE_S
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.strangers import Strangers
-from kvstore.client.core.watching import Check, Reading, is_final
+from kvstore.client.core.login_refusals import LoginRefusals
+from kvstore.client.core.watching import Check, WatchCursor, is_final
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import ConfigError, StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
@@ -40,7 +40,7 @@ class WatchStream(ClosedAtExit):
         self,
         env: LibraryEnv,
         config: ClientConfig,
-        reading: Reading,
+        reading: WatchCursor,
         addresses: Callable[[], list[str]],
         check: Check | None,
     ) -> None:
@@ -63,7 +63,7 @@ class WatchStream(ClosedAtExit):
         self.is_forked = False
         forks.watch(self)
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
         forks.keep(self._channel, self._call)
         self._channel = self._call = self._job = None
@@ -78,7 +78,7 @@ class WatchStream(ClosedAtExit):
         """Raises InvalidRequest in the child of a fork."""
         forks.check(self)
 
-    def _carry(self, step: Callable[[], None]) -> None:
+    def _run_step(self, step: Callable[[], None]) -> None:
         """Have a worker take a step. If an interrupted call has left a step behind, wait for the end of that one first;
         an error that it met comes again."""
         if workers.is_worker():
@@ -102,23 +102,23 @@ class WatchStream(ClosedAtExit):
 
     def _close(self) -> None:
         self._closing.set()
-        self._hang_up()
+        self._disconnect()
 
-    def _hear_more(self) -> None:
+    def _read_more(self) -> None:
         """Read until there is a change, or a message after the caller has left: a watch that was dropped is collected
         once no worker reads for it."""
         while not self._reading.has_more and not self._closing.is_set() and not self._has_left:
-            self._hear()
+            self._read_message()
 
-    def _hear(self) -> None:
+    def _read_message(self) -> None:
         """The next message, over as many servers as it takes."""
         deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
         pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
         failure: StoreError = Unavailable("no server watches")
-        strangers = Strangers()
+        refusals = LoginRefusals()
         while not self._closing.is_set():
             try:
-                message = next(self._call or self._dial())
+                message = next(self._call or self._connect())
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
             except StoreError as error:
@@ -127,22 +127,22 @@ class WatchStream(ClosedAtExit):
                 failure = Unavailable("the server has ended the watch")
             else:
                 return self._reading.take(message)
-            self._hang_up()
+            self._disconnect()
             now = self._env.clock.now()
             if now >= self._until:
                 self._closing.set()
             if self._closing.is_set():
                 return
-            failure = strangers.judge(self._address, failure, self._addresses(), has_served=deadline is None)
+            failure = refusals.judge(self._address, failure, self._addresses(), has_served=deadline is None)
             if is_final(failure):
                 raise failure
             deadline = now + self._config.timeout_s if deadline is None else deadline
             if now >= deadline:
-                late = strangers.why_or_none(self._addresses(), is_late=True)
+                late = refusals.error_or_none(self._addresses(), is_late=True)
                 raise late or Unavailable(f"no server watches: {failure}") from failure
             self._closing.wait(min(next(pauses), self._until - now))
 
-    def _dial(self) -> Any:
+    def _connect(self) -> Any:
         # Nobody can close the channel before there is a call: making a stub of a closed one is a crash of the process.
         self._address = address = next(self._turns)
         try:
@@ -172,7 +172,7 @@ class WatchStream(ClosedAtExit):
     def _connect_s(self) -> float:
         return min(self._config.connect_timeout_s, self._left_s())
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         channel, self._channel, self._call = self._channel, None, None
         if channel is not None:
             channel.close()

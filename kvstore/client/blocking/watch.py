@@ -10,8 +10,8 @@ from kvstore.client.blocking.stream import WatchStream
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
-from kvstore.client.core.operation import Operation
-from kvstore.client.core.watching import Change, Check, Reading
+from kvstore.client.core.operation import ClientOperation
+from kvstore.client.core.watching import Change, Check, WatchCursor
 from kvstore.env.library_env import LibraryEnv
 
 
@@ -27,10 +27,10 @@ class Watch(WatchStream):
         self,
         env: LibraryEnv,
         config: ClientConfig,
-        reading: Reading,
+        reading: WatchCursor,
         addresses: Callable[[], list[str]],
         state: FirstState | None = None,
-        read: Callable[[Sequence[Operation]], Answers] | None = None,
+        read: Callable[[Sequence[ClientOperation]], Answers] | None = None,
         check: Check | None = None,
     ) -> None:
         """If there is a `state`, the watch reads it with `read` and gives it first."""
@@ -51,15 +51,15 @@ class Watch(WatchStream):
     def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
         self._check_caller()
-        self._carry(self._make_ready)
+        self._run_step(self._make_ready)
         return self
 
     def _make_ready(self) -> None:
         while not self._reading.is_ready and not self._is_closed:
-            self._hear()
+            self._read_message()
         if self._state is not None and self._reading.is_ready:
             self._state.begin(self._reading.position)
-            self._look()
+            self._read_state()
 
     def __iter__(self) -> Self:
         return self
@@ -67,26 +67,26 @@ class Watch(WatchStream):
     def __next__(self) -> Change:
         self._check_caller()
         while self._state is not None and not self._state.is_over and not self._is_closed:
-            self._carry(self._make_ready)
+            self._run_step(self._make_ready)
             if self._state.has_more:
                 return self._state.give()
         while True:
             while not self._reading.has_more:
                 if self._is_closed:
                     raise StopIteration
-                self._carry(self._hear_more)
+                self._run_step(self._read_more)
             if self._state is None or self._state.is_news(self._reading.next_change(), self._reading.position):
                 return self._reading.give()
             self._reading.give()
 
-    def _look(self) -> None:
+    def _read_state(self) -> None:
         """Read as much of the state as the watch needs to give something."""
         state, read = self._state, self._read
         while state is not None and read is not None and state.is_short and not self._is_closed:
             state.take(read(state.wanted()))
-            if state.begins_anew():
-                self._reading.begin_anew()  # first: the reader may stop waiting while the channel closes
-                self._hang_up()
+            if state.should_restart():
+                self._reading.restart()  # first: the reader may stop waiting while the channel closes
+                self._disconnect()
                 self._make_ready()
 
     def __enter__(self) -> Self:

@@ -15,22 +15,22 @@ from typing import Self, TypeVar
 
 from kvstore.client.aio.client import AsyncClient
 from kvstore.client.aio.watch import AsyncWatch
-from kvstore.client.coordination import gathering, handing_out, queueing
-from kvstore.client.coordination.handing_out import Taken
-from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, Lease
-from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
+from kvstore.client.coordination import locking, session_keys, work_queue
+from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, SessionLease
+from kvstore.client.coordination.locking import EXCLUSIVE, SHARED, LockKey
 from kvstore.client.coordination.steps import (
-    Await,
-    Find,
+    AwaitStep,
+    FindStep,
     Found,
     NotInTime,
     Recipe,
     SessionEnded,
     Step,
-    Write,
+    WriteStep,
     is_late,
 )
-from kvstore.client.coordination.tasks import Caller, SessionRunner
+from kvstore.client.coordination.tasks import RecipeCaller, SessionRunner
+from kvstore.client.coordination.work_queue import Taken
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
 from kvstore.env.library_env import LibraryEnv, library_env
@@ -60,13 +60,13 @@ class AsyncSession(SessionRunner):
         """`name`: of the owner, for people who read the session's key. `env`: the time to go by, if it is not this
         machine's. Raises InvalidRequest."""
         env = env or library_env("kvstore session")
-        super().__init__(env, Lease(tag, env.random.randbytes(12).hex().encode(), ttl_s, grace_s))
+        super().__init__(env, SessionLease(tag, env.random.randbytes(12).hex().encode(), ttl_s, grace_s))
         self._client, self._name = client, name
 
     async def open(self) -> Self:
         """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
         SessionEnded if it is over; or what the store answers, and after a Refused it may be tried again."""
-        return await self._carry_or_undo(self._open, self._close)
+        return await self._run_step_or_undo(self._open, self._close)
 
     async def _open(self) -> Self:
         sent, opening = self.now(), self.lease.opening(self._name)
@@ -83,7 +83,7 @@ class AsyncSession(SessionRunner):
 
     async def close(self) -> None:
         """End the session and its keys. If the store is not reached they end by themselves."""
-        await self._carry(self._close)
+        await self._run_step(self._close)
 
     async def _close(self) -> None:
         was_alive = self.is_alive
@@ -115,21 +115,21 @@ class AsyncSession(SessionRunner):
         """Write the key `{tag}/name`, which ends with the session, and return its version. Again: with another value.
         Raises NameTaken if it is there and not this session's, or with `waits` waits until it has gone; SessionEnded;
         SessionFull. After OutcomeUnknown it may be there, and taken, for ttl and grace."""
-        return await self.run(gathering.put(self.lease, name, value, waits=waits), timeout_s=timeout_s)
+        return await self.run(session_keys.put(self.lease, name, value, waits=waits), timeout_s=timeout_s)
 
     async def delete(self, name: bytes, *, timeout_s: float | None = None) -> None:
         """Delete a key of `put`, if it is this session's. Raises SessionEnded."""
-        await self.run(gathering.delete(self.lease, self.lease.path(name)), timeout_s=timeout_s)
+        await self.run(session_keys.delete(self.lease, self.lease.path(name)), timeout_s=timeout_s)
 
     async def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
         """Carry out a recipe of this package. Raises NotInTime if it takes longer."""
         until = inf if timeout_s is None else self.now() + timeout_s
-        caller = Caller()
+        caller = RecipeCaller()
         try:
             step = next(recipe)
             while True:
                 try:
-                    answer = await self._carry(partial(self._do, step, until, caller))
+                    answer = await self._run_step(partial(self._do, step, until, caller))
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
@@ -144,21 +144,21 @@ class AsyncSession(SessionRunner):
 
     # ── steps ──
 
-    async def _do(self, step: Step, until: float, caller: Caller) -> object:
+    async def _do(self, step: Step, until: float, caller: RecipeCaller) -> object:
         try:
             match step:
-                case Write():
+                case WriteStep():
                     return await self._write(step, until, caller)
-                case Find():
+                case FindStep():
                     return await self._find(step, until)
-                case Await():
+                case AwaitStep():
                     return await self._await(step, until, caller)
         except StoreError as error:
             if self.now() < until or not is_late(error, step):
                 raise
             raise NotInTime(f"the time was over: {error}") from error
 
-    async def _write(self, write: Write, until: float, caller: Caller | None = None) -> object:
+    async def _write(self, write: WriteStep, until: float, caller: RecipeCaller | None = None) -> object:
         lease = self.lease
         async with self._turn(self._left_s(until), caller):
             sent = self.now()
@@ -172,7 +172,7 @@ class AsyncSession(SessionRunner):
                 raise
             return lease.wrote(write, batch, results, sent)
 
-    async def _find(self, find: Find, until: float) -> Found:
+    async def _find(self, find: FindStep, until: float) -> Found:
         found: dict[bytes, Item] = {}
         token: str | None = None
         while True:
@@ -185,19 +185,19 @@ class AsyncSession(SessionRunner):
             if token is None or len(found) == find.limit:
                 return found
 
-    async def _await(self, step: Await, until: float, caller: Caller) -> Found:
+    async def _await(self, step: AwaitStep, until: float, caller: RecipeCaller) -> Found:
         """Wait until the time or the session is over, which `_over` tells."""
         find = step.find
         key, prefix = (find.prefix, b"") if step.is_key else (None, find.prefix)
         changes = self._client.watch(key, prefix=prefix, keys_only=find.keys_only)
-        found = await self._watched(changes, partial(self._look, step, until), self._left_s(until), caller)
+        found = await self._watched(changes, partial(self._wait_until_met, step, until), self._left_s(until), caller)
         if found is not None:
             return found
         if not self.is_alive:
             raise self.lease.ended()
         raise NotInTime(f"nothing came in time below {find.prefix!r}")
 
-    async def _look(self, step: Await, until: float, changes: AsyncWatch) -> Found | None:
+    async def _wait_until_met(self, step: AwaitStep, until: float, changes: AsyncWatch) -> Found | None:
         """Return the keys once they are as the caller wants them, or None if the watch was closed before. The watch has
         begun before the first read, so each change between two reads wakes the caller."""
         while not step.is_met(found := await self._find(step.find, until)):
@@ -217,11 +217,11 @@ class AsyncSession(SessionRunner):
         while lease.is_alive(now := self.now()):
             await self._pause(lease.pause_s(now))
             try:
-                await self._write(Write(renews=lease.is_due(self.now())), inf)
+                await self._write(WriteStep(renews=lease.is_due(self.now())), inf)
             except SessionEnded:
                 break
             except StoreError:
-                await self._rest(min(lease.renew_after_s, AGAIN_S))
+                await self._pause_before_retry(min(lease.renew_after_s, AGAIN_S))
                 self._wake.set()
             else:
                 if lease.has_discarded:
@@ -245,7 +245,7 @@ class AsyncLock:
         self._session, self._lease = session, session.lease
         self._prefix = session.lease.path(self._kind, name, b"")
         self._mode = SHARED if shared else EXCLUSIVE
-        self._place: Place | None = None
+        self._place: LockKey | None = None
 
     async def acquire(self, *, timeout_s: float | None = None) -> int:
         """Wait for one's turn, in the order of asking, and return the fencing token. Raises NotInTime, SessionEnded, or
@@ -255,7 +255,7 @@ class AsyncLock:
     def _acquiring(self) -> Recipe[int]:
         if self.is_held:
             raise InvalidRequest("this lock is held already; make one for each that waits")
-        place = yield from queueing.acquire(self._lease, self._prefix, self._mode, self._value)
+        place = yield from locking.acquire(self._lease, self._prefix, self._mode, self._value)
         if not self._lease.holds(place.key, self._session.now()):
             self._lease.discard(place.key)
             raise self._lease.ended()
@@ -270,7 +270,7 @@ class AsyncLock:
         place, self._place = self._place, None
         if place is None:
             return False
-        return (yield from queueing.release(self._lease, self._prefix, place, self._mode))
+        return (yield from locking.release(self._lease, self._prefix, place, self._mode))
 
     @property
     def is_held(self) -> bool:
@@ -303,12 +303,12 @@ class AsyncElection(AsyncLock):
 
     async def leader(self) -> tuple[bytes, int] | None:
         """The leader's value and token; None if nobody leads. A leader that has died is told until its session ends."""
-        return await self._session.run(queueing.leader(self._prefix))
+        return await self._session.run(locking.leader(self._prefix))
 
     async def next_leader(self, known: int = 0, *, timeout_s: float | None = None) -> tuple[bytes, int] | None:
         """Wait until another one leads than that of the token `known` (0: nobody), and tell it as `leader` does. Raises
         NotInTime."""
-        return await self._session.run(queueing.next_leader(self._prefix, known), timeout_s=timeout_s)
+        return await self._session.run(locking.next_leader(self._prefix, known), timeout_s=timeout_s)
 
 
 class AsyncGroup:
@@ -320,20 +320,20 @@ class AsyncGroup:
 
     async def join(self, value: bytes = b"") -> None:
         """Be a member, under the session's id. Again: with another value."""
-        await self._session.run(gathering.join(self._session.lease, self._prefix, value))
+        await self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     async def leave(self) -> None:
         """Be none any more."""
         lease = self._session.lease
-        await self._session.run(gathering.delete(lease, self._prefix + lease.id))
+        await self._session.run(session_keys.delete(lease, self._prefix + lease.id))
 
     async def members(self) -> Mapping[bytes, bytes]:
         """Session ids and values of those who are members now."""
-        return await self._session.run(gathering.members(self._prefix))
+        return await self._session.run(session_keys.members(self._prefix))
 
     async def changed(self, known: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> Mapping[bytes, bytes]:
         """Wait until the members are others than `known`, and tell them. Raises NotInTime."""
-        return await self._session.run(gathering.changed(self._prefix, known), timeout_s=timeout_s)
+        return await self._session.run(session_keys.changed(self._prefix, known), timeout_s=timeout_s)
 
 
 class AsyncBarrier:
@@ -346,7 +346,7 @@ class AsyncBarrier:
 
     async def wait(self, *, timeout_s: float | None = None) -> None:
         """Return once all parties have come here. Who comes within an hour of that passes at once. Raises NotInTime."""
-        recipe = gathering.pass_barrier(self._session.lease, self._prefix, self._parties, self._party)
+        recipe = session_keys.pass_barrier(self._session.lease, self._prefix, self._parties, self._party)
         await self._session.run(recipe, timeout_s=timeout_s)
 
 
@@ -359,11 +359,11 @@ class AsyncRendezvous:
 
     async def publish(self, value: bytes) -> None:
         """Say it, until the session ends. Again: say something else."""
-        await self._session.run(gathering.join(self._session.lease, self._prefix, value))
+        await self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     async def meet(self, *, timeout_s: float | None = None) -> bytes:
         """Wait for what was published; of several that which was first. Raises NotInTime."""
-        return await self._session.run(gathering.meet(self._prefix), timeout_s=timeout_s)
+        return await self._session.run(session_keys.meet(self._prefix), timeout_s=timeout_s)
 
 
 class AsyncQueue:
@@ -376,17 +376,17 @@ class AsyncQueue:
 
     async def put(self, value: bytes) -> None:
         """Put an item at the end. After OutcomeUnknown it may be there."""
-        await self._session.run(handing_out.put(self._prefix, value))
+        await self._session.run(work_queue.put(self._prefix, value))
 
     async def take(self, *, timeout_s: float | None = None) -> Taken:
         """Take the first item that nobody has, waiting for one. Its `token` rises each time that it is taken; `times`
         says how often that was. Raises NotInTime; after OutcomeUnknown one may be taken for ttl and grace by nobody."""
-        return await self._session.run(handing_out.take(self._prefix), timeout_s=timeout_s)
+        return await self._session.run(work_queue.take(self._prefix), timeout_s=timeout_s)
 
     async def done(self, taken: Taken) -> None:
         """Take it out of the queue for good. Raises SessionEnded if it may have been handed out again."""
-        await self._session.run(handing_out.done(self._session.lease, self._prefix, taken))
+        await self._session.run(work_queue.done(self._session.lease, self._prefix, taken))
 
     async def give_back(self, taken: Taken) -> None:
         """Let another one take it, in its old place."""
-        await self._session.run(handing_out.give_back(self._session.lease, self._prefix, taken))
+        await self._session.run(work_queue.give_back(self._session.lease, self._prefix, taken))

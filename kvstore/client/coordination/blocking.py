@@ -17,22 +17,22 @@ from typing import Self, TypeVar
 
 from kvstore.client.blocking.client import Client
 from kvstore.client.blocking.watch import Watch
-from kvstore.client.coordination import gathering, handing_out, queueing
-from kvstore.client.coordination.handing_out import Taken
-from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, Lease
-from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
+from kvstore.client.coordination import locking, session_keys, work_queue
+from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, SessionLease
+from kvstore.client.coordination.locking import EXCLUSIVE, SHARED, LockKey
 from kvstore.client.coordination.steps import (
-    Await,
-    Find,
+    AwaitStep,
+    FindStep,
     Found,
     NotInTime,
     Recipe,
     SessionEnded,
     Step,
-    Write,
+    WriteStep,
     is_late,
 )
-from kvstore.client.coordination.threads import Caller, SessionRunner
+from kvstore.client.coordination.threads import RecipeCaller, SessionRunner
+from kvstore.client.coordination.work_queue import Taken
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
 from kvstore.env.library_env import LibraryEnv, library_env
@@ -62,13 +62,13 @@ class Session(SessionRunner):
         """`name`: of the owner, for people who read the session's key. `env`: the time to go by, if it is not this
         machine's. Raises InvalidRequest."""
         env = env or library_env("kvstore session")
-        super().__init__(env, Lease(tag, env.random.randbytes(12).hex().encode(), ttl_s, grace_s))
+        super().__init__(env, SessionLease(tag, env.random.randbytes(12).hex().encode(), ttl_s, grace_s))
         self._client, self._name = client, name
 
     def open(self) -> Self:
         """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
         SessionEnded if it is over; or what the store answers, and after a Refused it may be tried again."""
-        return self._carry_or_undo(self._open, self._close)
+        return self._run_step_or_undo(self._open, self._close)
 
     def _open(self) -> Self:
         sent, opening = self.now(), self.lease.opening(self._name)
@@ -85,7 +85,7 @@ class Session(SessionRunner):
 
     def close(self) -> None:
         """End the session and its keys. If the store is not reached they end by themselves."""
-        self._carry(self._close)
+        self._run_step(self._close)
 
     def _close(self) -> None:
         was_alive = self.is_alive
@@ -117,21 +117,21 @@ class Session(SessionRunner):
         """Write the key `{tag}/name`, which ends with the session, and return its version. Again: with another value.
         Raises NameTaken if it is there and not this session's, or with `waits` waits until it has gone; SessionEnded;
         SessionFull. After OutcomeUnknown it may be there, and taken, for ttl and grace."""
-        return self.run(gathering.put(self.lease, name, value, waits=waits), timeout_s=timeout_s)
+        return self.run(session_keys.put(self.lease, name, value, waits=waits), timeout_s=timeout_s)
 
     def delete(self, name: bytes, *, timeout_s: float | None = None) -> None:
         """Delete a key of `put`, if it is this session's. Raises SessionEnded."""
-        self.run(gathering.delete(self.lease, self.lease.path(name)), timeout_s=timeout_s)
+        self.run(session_keys.delete(self.lease, self.lease.path(name)), timeout_s=timeout_s)
 
     def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
         """Carry out a recipe of this package. Raises NotInTime if it takes longer."""
         until = inf if timeout_s is None else self.now() + timeout_s
-        caller = Caller()
+        caller = RecipeCaller()
         try:
             step = next(recipe)
             while True:
                 try:
-                    answer = self._carry(partial(self._do, step, until, caller))
+                    answer = self._run_step(partial(self._do, step, until, caller))
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
@@ -146,21 +146,21 @@ class Session(SessionRunner):
 
     # ── steps ──
 
-    def _do(self, step: Step, until: float, caller: Caller) -> object:
+    def _do(self, step: Step, until: float, caller: RecipeCaller) -> object:
         try:
             match step:
-                case Write():
+                case WriteStep():
                     return self._write(step, until, caller)
-                case Find():
+                case FindStep():
                     return self._find(step, until)
-                case Await():
+                case AwaitStep():
                     return self._await(step, until, caller)
         except StoreError as error:
             if self.now() < until or not is_late(error, step):
                 raise
             raise NotInTime(f"the time was over: {error}") from error
 
-    def _write(self, write: Write, until: float, caller: Caller | None = None) -> object:
+    def _write(self, write: WriteStep, until: float, caller: RecipeCaller | None = None) -> object:
         lease = self.lease
         with self._turn(self._left_s(until), caller):
             sent = self.now()
@@ -174,7 +174,7 @@ class Session(SessionRunner):
                 raise
             return lease.wrote(write, batch, results, sent)
 
-    def _find(self, find: Find, until: float) -> Found:
+    def _find(self, find: FindStep, until: float) -> Found:
         found: dict[bytes, Item] = {}
         token: str | None = None
         while True:
@@ -187,19 +187,19 @@ class Session(SessionRunner):
             if token is None or len(found) == find.limit:
                 return found
 
-    def _await(self, step: Await, until: float, caller: Caller) -> Found:
+    def _await(self, step: AwaitStep, until: float, caller: RecipeCaller) -> Found:
         """Wait until the time or the session is over, which `_over` tells."""
         find = step.find
         key, prefix = (find.prefix, b"") if step.is_key else (None, find.prefix)
         changes = self._client.watch(key, prefix=prefix, keys_only=find.keys_only)
-        found = self._watched(changes, partial(self._look, step, until), self._left_s(until), caller)
+        found = self._watched(changes, partial(self._wait_until_met, step, until), self._left_s(until), caller)
         if found is not None:
             return found
         if not self.is_alive:
             raise self.lease.ended()
         raise NotInTime(f"nothing came in time below {find.prefix!r}")
 
-    def _look(self, step: Await, until: float, changes: Watch) -> Found | None:
+    def _wait_until_met(self, step: AwaitStep, until: float, changes: Watch) -> Found | None:
         """Return the keys once they are as the caller wants them, or None if the watch was closed before. The watch has
         begun before the first read, so each change between two reads wakes the caller."""
         while not step.is_met(found := self._find(step.find, until)):
@@ -219,11 +219,11 @@ class Session(SessionRunner):
         while lease.is_alive(now := self.now()):
             self._pause(lease.pause_s(now))
             try:
-                self._write(Write(renews=lease.is_due(self.now())), inf)
+                self._write(WriteStep(renews=lease.is_due(self.now())), inf)
             except SessionEnded:
                 break
             except StoreError:
-                self._rest(min(lease.renew_after_s, AGAIN_S))
+                self._pause_before_retry(min(lease.renew_after_s, AGAIN_S))
                 self._wake.set()
             else:
                 if lease.has_discarded:
@@ -247,7 +247,7 @@ class Lock:
         self._session, self._lease = session, session.lease
         self._prefix = session.lease.path(self._kind, name, b"")
         self._mode = SHARED if shared else EXCLUSIVE
-        self._place: Place | None = None
+        self._place: LockKey | None = None
 
     def acquire(self, *, timeout_s: float | None = None) -> int:
         """Wait for one's turn, in the order of asking, and return the fencing token. Raises NotInTime, SessionEnded, or
@@ -257,7 +257,7 @@ class Lock:
     def _acquiring(self) -> Recipe[int]:
         if self.is_held:
             raise InvalidRequest("this lock is held already; make one for each that waits")
-        place = yield from queueing.acquire(self._lease, self._prefix, self._mode, self._value)
+        place = yield from locking.acquire(self._lease, self._prefix, self._mode, self._value)
         if not self._lease.holds(place.key, self._session.now()):
             self._lease.discard(place.key)
             raise self._lease.ended()
@@ -272,7 +272,7 @@ class Lock:
         place, self._place = self._place, None
         if place is None:
             return False
-        return (yield from queueing.release(self._lease, self._prefix, place, self._mode))
+        return (yield from locking.release(self._lease, self._prefix, place, self._mode))
 
     @property
     def is_held(self) -> bool:
@@ -305,12 +305,12 @@ class Election(Lock):
 
     def leader(self) -> tuple[bytes, int] | None:
         """The leader's value and token; None if nobody leads. A leader that has died is told until its session ends."""
-        return self._session.run(queueing.leader(self._prefix))
+        return self._session.run(locking.leader(self._prefix))
 
     def next_leader(self, known: int = 0, *, timeout_s: float | None = None) -> tuple[bytes, int] | None:
         """Wait until another one leads than that of the token `known` (0: nobody), and tell it as `leader` does. Raises
         NotInTime."""
-        return self._session.run(queueing.next_leader(self._prefix, known), timeout_s=timeout_s)
+        return self._session.run(locking.next_leader(self._prefix, known), timeout_s=timeout_s)
 
 
 class Group:
@@ -322,20 +322,20 @@ class Group:
 
     def join(self, value: bytes = b"") -> None:
         """Be a member, under the session's id. Again: with another value."""
-        self._session.run(gathering.join(self._session.lease, self._prefix, value))
+        self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     def leave(self) -> None:
         """Be none any more."""
         lease = self._session.lease
-        self._session.run(gathering.delete(lease, self._prefix + lease.id))
+        self._session.run(session_keys.delete(lease, self._prefix + lease.id))
 
     def members(self) -> Mapping[bytes, bytes]:
         """Session ids and values of those who are members now."""
-        return self._session.run(gathering.members(self._prefix))
+        return self._session.run(session_keys.members(self._prefix))
 
     def changed(self, known: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> Mapping[bytes, bytes]:
         """Wait until the members are others than `known`, and tell them. Raises NotInTime."""
-        return self._session.run(gathering.changed(self._prefix, known), timeout_s=timeout_s)
+        return self._session.run(session_keys.changed(self._prefix, known), timeout_s=timeout_s)
 
 
 class Barrier:
@@ -348,7 +348,7 @@ class Barrier:
 
     def wait(self, *, timeout_s: float | None = None) -> None:
         """Return once all parties have come here. Who comes within an hour of that passes at once. Raises NotInTime."""
-        recipe = gathering.pass_barrier(self._session.lease, self._prefix, self._parties, self._party)
+        recipe = session_keys.pass_barrier(self._session.lease, self._prefix, self._parties, self._party)
         self._session.run(recipe, timeout_s=timeout_s)
 
 
@@ -361,11 +361,11 @@ class Rendezvous:
 
     def publish(self, value: bytes) -> None:
         """Say it, until the session ends. Again: say something else."""
-        self._session.run(gathering.join(self._session.lease, self._prefix, value))
+        self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     def meet(self, *, timeout_s: float | None = None) -> bytes:
         """Wait for what was published; of several that which was first. Raises NotInTime."""
-        return self._session.run(gathering.meet(self._prefix), timeout_s=timeout_s)
+        return self._session.run(session_keys.meet(self._prefix), timeout_s=timeout_s)
 
 
 class Queue:
@@ -378,17 +378,17 @@ class Queue:
 
     def put(self, value: bytes) -> None:
         """Put an item at the end. After OutcomeUnknown it may be there."""
-        self._session.run(handing_out.put(self._prefix, value))
+        self._session.run(work_queue.put(self._prefix, value))
 
     def take(self, *, timeout_s: float | None = None) -> Taken:
         """Take the first item that nobody has, waiting for one. Its `token` rises each time that it is taken; `times`
         says how often that was. Raises NotInTime; after OutcomeUnknown one may be taken for ttl and grace by nobody."""
-        return self._session.run(handing_out.take(self._prefix), timeout_s=timeout_s)
+        return self._session.run(work_queue.take(self._prefix), timeout_s=timeout_s)
 
     def done(self, taken: Taken) -> None:
         """Take it out of the queue for good. Raises SessionEnded if it may have been handed out again."""
-        self._session.run(handing_out.done(self._session.lease, self._prefix, taken))
+        self._session.run(work_queue.done(self._session.lease, self._prefix, taken))
 
     def give_back(self, taken: Taken) -> None:
         """Let another one take it, in its old place."""
-        self._session.run(handing_out.give_back(self._session.lease, self._prefix, taken))
+        self._session.run(work_queue.give_back(self._session.lease, self._prefix, taken))

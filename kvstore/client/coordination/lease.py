@@ -19,7 +19,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from kvstore.client.coordination.steps import SessionEnded, SessionFull, Write
+from kvstore.client.coordination.steps import SessionEnded, SessionFull, WriteStep
 from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.operation import DELETE
@@ -52,7 +52,7 @@ DROPPED_BYTES = 128 << 10
 
 
 @dataclass(slots=True)
-class Lease:
+class SessionLease:
     """The lease of one session, for keys below one `{tag}`."""
 
     tag: bytes
@@ -151,12 +151,12 @@ class Lease:
         """The batch was refused: it may be tried again."""
         self._was_opened = False
 
-    def batch(self, write: Write, now: float) -> Batch:
+    def batch(self, write: WriteStep, now: float) -> Batch:
         """The batch for `write`. Raises SessionEnded if the owner does not count on the session any more, and
         SessionFull if it would have too many keys or bytes."""
         if not self.is_alive(now):
             raise self.ended()
-        self._check_room(write)
+        self._check_capacity(write)
         batch = Batch().check(self.key, present=True)
         is_near = now >= self._renewed_at + self.renew_after_s / 2
         if write.renews or (is_near and _may_renew_beside(write, [*self.keys], self.key)):
@@ -187,7 +187,7 @@ class Lease:
             if most >= 0 or key in first:
                 batch.delete(key)
 
-    def _check_room(self, write: Write) -> None:
+    def _check_capacity(self, write: WriteStep) -> None:
         keys = self.keys | {key: len(key) + len(value) for key, value in write.puts.items()}
         if write.puts and len(keys) > KEYS_MAX:
             raise SessionFull(f"want at most {KEYS_MAX} keys in a session, got {len(keys)}")
@@ -195,7 +195,7 @@ class Lease:
         if write.puts and size > KEPT_BYTES_MAX:
             raise SessionFull(f"want at most {KEPT_BYTES_MAX} bytes of keys and values in a session, got {size}")
 
-    def wrote(self, write: Write, batch: Batch, results: list[Any], sent: float) -> list[Any]:
+    def wrote(self, write: WriteStep, batch: Batch, results: list[Any], sent: float) -> list[Any]:
         """Take the answer to a batch whose call began at `sent`, and return what belongs to the write itself. Batches
         of one lease follow one another."""
         first = 1
@@ -258,7 +258,7 @@ def _renews(batch: Batch, session: bytes) -> bool:
     return second is not None and second.code == kv_pb2.EXPIRE and second.key == session
 
 
-def _may_renew_beside(write: Write, keys: list[bytes], session: bytes) -> bool:
+def _may_renew_beside(write: WriteStep, keys: list[bytes], session: bytes) -> bool:
     """Whether one batch has room for both: what is large is not refused for the moment at which it comes."""
     own = sum(len(each.key) + len(each.value) for each in write.more)
     own += sum(len(key) + len(value) for key, value in write.puts.items()) + sum(map(len, write.drops))

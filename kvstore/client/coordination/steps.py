@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.values import Item
 from kvstore.client.core.watching import Change
 from kvstore.errors import OutcomeUnknown, Refused, Retryable, StoreError
@@ -39,7 +39,7 @@ class SessionFull(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteStep:
     """Write by one batch, if the session is alive. Answered by the results of `more`, `puts` and `drops`, in this
     order, in which they are done."""
 
@@ -47,7 +47,7 @@ class Write:
     """Keys that shall end with the session. One that is not the session's yet must be absent: ConditionFailed."""
     drops: tuple[bytes, ...] = ()
     """Keys of the session to delete now."""
-    more: tuple[Operation, ...] = ()
+    more: tuple[ClientOperation, ...] = ()
     """Anything else, on keys of the same tag: conditions too, and what they say is thrown."""
     renews: bool = False
     """Renew the session, however short ago that was done."""
@@ -56,7 +56,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
+class FindStep:
     """Read what begins with `prefix`, linearizably. Answered by Found."""
 
     prefix: bytes
@@ -67,7 +67,7 @@ class Find:
 
 
 # docs/protocol.md Q4
-def is_news(find: Find, found: Found, change: Change) -> bool:
+def is_news(find: FindStep, found: Found, change: Change) -> bool:
     """Whether `find` might find something else than `found`, of which a watch that began before has told `change`.
     Sessions write their keys again and again to keep them: that is none, else each renewal would have all who wait read
     the whole line."""
@@ -82,24 +82,24 @@ def is_news(find: Find, found: Found, change: Change) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Await:
+class AwaitStep:
     """Wait until `is_met` of what `find` finds, looking again after each change that `wakes`. Answered by Found. Raises
     NotInTime, or SessionEnded if the session ends before."""
 
-    find: Find
+    find: FindStep
     is_met: Callable[[Found], bool]
     is_key: bool = False
     """The prefix is one whole key, of which alone changes are wanted."""
-    wakes: Callable[[Find, Found, Change], bool] = is_news
+    wakes: Callable[[FindStep, Found, Change], bool] = is_news
     """Of what was found last, and a change that came since."""
 
 
-Step = Write | Find | Await
+Step = WriteStep | FindStep | AwaitStep
 Recipe = Generator[Step, Any, T]
 
 
 def is_late(error: StoreError, step: Step) -> bool:
     """Whether, once the time is over, an error says no more than that: nothing was done, or nothing of it is kept."""
     return isinstance(error, Retryable) or (
-        isinstance(error, OutcomeUnknown) and not (isinstance(step, Write) and not step.is_given_up)
+        isinstance(error, OutcomeUnknown) and not (isinstance(step, WriteStep) and not step.is_given_up)
     )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kvstore.client.blocking.stream import end_in
 from kvstore.client.blocking.watch import Watch
-from kvstore.client.coordination.lease import CLOSE_S, Lease
+from kvstore.client.coordination.lease import CLOSE_S, SessionLease
 from kvstore.client.coordination.steps import Found, NotInTime, Recipe
 from kvstore.client.core import forks
 from kvstore.client.core.batch import Batch
@@ -24,7 +24,7 @@ from kvstore.rpc import workers
 T = TypeVar("T")
 
 
-class Caller:
+class RecipeCaller:
     """The caller of a recipe, as seen by the worker that takes a step for the caller."""
 
     has_left = False
@@ -44,7 +44,7 @@ class SessionRunner:
     """The threads of one session: the thread that renews the lease, and the threads that wait for their turn or a
     change."""
 
-    def __init__(self, env: LibraryEnv, lease: Lease) -> None:
+    def __init__(self, env: LibraryEnv, lease: SessionLease) -> None:
         self._env, self.lease = env, lease
         self.lost = threading.Event()
         self._make_locks()
@@ -57,18 +57,18 @@ class SessionRunner:
     def _make_locks(self) -> None:
         self._mutex, self._guard = threading.Lock(), threading.Lock()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
         self._make_locks()  # a thread that is not here may hold them
         self.lost, self._wake, self._waits, self._keeper = threading.Event(), threading.Event(), {}, None
         self.lost.set()
         self.lease.end()
 
-    def _carry(self, step: Callable[[], T]) -> T:
+    def _run_step(self, step: Callable[[], T]) -> T:
         """Have a worker take a step for the caller."""
         return workers.run(step)
 
-    def _carry_or_undo(self, step: Callable[[], T], undo: Callable[[], None]) -> T:
+    def _run_step_or_undo(self, step: Callable[[], T], undo: Callable[[], None]) -> T:
         """Have a worker take a step for the caller, and another worker undo it if the caller is interrupted."""
         try:
             return workers.run(step)
@@ -79,7 +79,7 @@ class SessionRunner:
             raise
 
     @contextmanager
-    def _turn(self, left_s: float | None, caller: Caller | None) -> Iterator[None]:
+    def _turn(self, left_s: float | None, caller: RecipeCaller | None) -> Iterator[None]:
         """Let the batches of the session follow one another. Raises NotInTime."""
         if not self._mutex.acquire(timeout=-1 if left_s is None else left_s):
             raise NotInTime("the session was busy with other writes until the time was over")
@@ -91,9 +91,9 @@ class SessionRunner:
             self._mutex.release()
 
     def _watched(
-        self, changes: Watch, look: Callable[[Watch], Found | None], left_s: float | None, caller: Caller
+        self, changes: Watch, wait_in: Callable[[Watch], Found | None], left_s: float | None, caller: RecipeCaller
     ) -> Found | None:
-        """Return what `look` finds in the watch, or None once the time or the session is over."""
+        """Return what `wait_in` finds in the watch, or None once the time or the session is over."""
         if left_s is not None:
             end_in(changes, left_s)
         with self._guard:
@@ -103,7 +103,7 @@ class SessionRunner:
             if caller.has_left or not self.lease.is_alive(self._env.clock.now()):
                 return None
             changes.ready()
-            return look(changes)
+            return wait_in(changes)
         finally:
             caller.waits = None
             with self._guard:
@@ -126,7 +126,7 @@ class SessionRunner:
         self._wake.wait(seconds)
         self._wake.clear()
 
-    def _rest(self, seconds: float) -> None:
+    def _pause_before_retry(self, seconds: float) -> None:
         """Wait before the next attempt to renew, or until the session is over."""
         self.lost.wait(seconds)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.client.core import operations
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.values import Level
 
 
@@ -14,7 +14,7 @@ class Batch:
     """
 
     def __init__(self) -> None:
-        self.operations: list[Operation] = []
+        self.operations: list[ClientOperation] = []
 
     def put(
         self,
@@ -68,6 +68,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.operations)
 
-    def _add(self, operation: Operation) -> Batch:
+    def _add(self, operation: ClientOperation) -> Batch:
         self.operations.append(operation)
         return self

@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.operations import failures_of
 from kvstore.client.core.values import Item
 from kvstore.proto import brief, kv_pb2
@@ -24,13 +24,13 @@ FRAME_BYTES_MAX = 512 << 10
 RETURN_OLD_BYTES = 256 << 10
 """What an operation counts for whose answer may be large and cannot be asked again."""
 
-Group = list[Operation]
+Group = list[ClientOperation]
 L = TypeVar("L")
 _options_of, _size_of = attrgetter("options"), attrgetter("size")
 _lane_of = attrgetter("numbering", "partition", "level", "seen_ms")
 
 
-def cut(pending: deque[Operation], most: int = FRAME_OPERATIONS_MAX) -> list[Operation]:
+def cut(pending: deque[ClientOperation], most: int = FRAME_OPERATIONS_MAX) -> list[ClientOperation]:
     """The next operations of a queue that go into one frame; they are taken out of it."""
     if len(pending) <= most:
         taken = list(pending)
@@ -49,14 +49,14 @@ def cut(pending: deque[Operation], most: int = FRAME_OPERATIONS_MAX) -> list[Ope
 
 
 def frame_of(
-    operations: Sequence[Operation],
+    operations: Sequence[ClientOperation],
     first: int,
     *,
     ring_version: int,
     timeout_ms: int,
     tokens: Mapping[str, int],
     cluster: str = "",
-) -> tuple[kv_pb2.Frame, dict[int, Operation]]:
+) -> tuple[kv_pb2.Frame, dict[int, ClientOperation]]:
     """A frame, and its operations by their numbers from `first` on. `cluster`: whose servers alone may take it, where
     nothing else about the call says so."""
     lanes, numbered = _lanes(_lane, operations, first, tokens)
@@ -65,8 +65,8 @@ def frame_of(
 
 
 def brief_frame_of(
-    operations: list[Operation], first: int, *, ring_version: int, timeout_ms: int, tokens: Mapping[str, int]
-) -> tuple[kv_pb2.Frame | brief.Frame, dict[int, Operation]]:
+    operations: list[ClientOperation], first: int, *, ring_version: int, timeout_ms: int, tokens: Mapping[str, int]
+) -> tuple[kv_pb2.Frame | brief.Frame, dict[int, ClientOperation]]:
     """The same for streams without gRPC; brief if none of the operations has options."""
     if any(map(_options_of, operations)):
         return frame_of(operations, first, ring_version=ring_version, timeout_ms=timeout_ms, tokens=tokens)
@@ -75,7 +75,7 @@ def brief_frame_of(
 
 
 def single_frame_of(
-    operation: Operation, number: int, *, ring_version: int, timeout_ms: int, token: int
+    operation: ClientOperation, number: int, *, ring_version: int, timeout_ms: int, token: int
 ) -> brief.Frame:
     """The same of one operation without options."""
     lane = brief.Lane(operation.partition, number, [operation.code], [operation.key])
@@ -89,11 +89,11 @@ def single_frame_of(
 
 
 def _lanes(
-    make: Callable[[Group, int, int], L], operations: Sequence[Operation], first: int, tokens: Mapping[str, int]
-) -> tuple[list[L], dict[int, Operation]]:
+    make: Callable[[Group, int, int], L], operations: Sequence[ClientOperation], first: int, tokens: Mapping[str, int]
+) -> tuple[list[L], dict[int, ClientOperation]]:
     """A lane of each group, made of it, its first number and its session token; and the operations by their numbers."""
     lanes: list[L] = []
-    numbered: dict[int, Operation] = {}
+    numbered: dict[int, ClientOperation] = {}
     for group in _groups(operations):
         lanes.append(make(group, first, tokens.get(group[0].partition, 0)))
         numbered.update(zip(range(first, first + len(group)), group, strict=True))
@@ -101,7 +101,7 @@ def _lanes(
     return lanes, numbered
 
 
-def _groups(operations: Sequence[Operation]) -> list[Group]:
+def _groups(operations: Sequence[ClientOperation]) -> list[Group]:
     """Operations that may share a lane, in order of first appearance; mostly all do."""
     keys = list(map(_lane_of, operations))
     if keys.count(keys[0]) == len(keys):

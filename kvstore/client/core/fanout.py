@@ -2,7 +2,7 @@
 has changed meanwhile is asked again, so that a key that moves is neither missed nor found twice (docs/protocol.md M14).
 Decides only.
 
-    scan = Scan(...)                              count = Count(...)
+    scan = RangeScan(...)                              count = RangeCount(...)
     while not scan.is_done:                       while count.total is None:
         scan.take(answers to scan.wanted())           count.take(answers to count.wanted())
 
@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from kvstore.client.core import operations
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.routing import Routing
-from kvstore.client.core.scanning import Bounds, Merge, tagged_key_or_none
-from kvstore.client.core.scanning import Page as PartitionPage
+from kvstore.client.core.scanning import Bounds, Merge, ScanPage, tagged_key_or_none
 from kvstore.client.core.values import Deleted, Item, Level, Page
 from kvstore.errors import InvalidRequest, Moved
 from kvstore.proto import kv_pb2
@@ -35,7 +34,7 @@ DELETE_KEYS = 1_000
 EVERYTHING = Bounds(b"", b"")
 
 
-class Scan:
+class RangeScan:
     """Keys of all partitions in some bounds, in order, page by page; with BARE among the flags keys alone."""
 
     def __init__(self, routing: Routing, bounds: Bounds, *, limit: int, level: Level, flags: int = 0) -> None:
@@ -44,7 +43,7 @@ class Scan:
         self._tagged = tagged_key_or_none(*bounds)
         self._asked_by = routing.ring_version
         self._merge: Merge[Item] = Merge(self._owners(), *bounds, limit=limit, backwards=backwards)
-        self._pages: list[PartitionPage] = []
+        self._pages: list[ScanPage] = []
 
     @property
     def is_done(self) -> bool:
@@ -59,11 +58,11 @@ class Scan:
         """Return the part of the bounds behind a key that `take` has given."""
         return self._merge.behind(key)
 
-    def wanted(self) -> list[Operation]:
+    def wanted(self) -> list[ClientOperation]:
         """The pages without which nothing more can go out."""
         if self._asked_by != self._routing.ring_version:
             self._asked_by = self._routing.ring_version
-            self._merge = self._merge.anew(self._owners())
+            self._merge = self._merge.restarted(self._owners())
         self._pages = self._merge.wanted()
         return [
             operations.scan(page.partition, page.start, page.end, page.limit, self._level, flags=self._flags)
@@ -83,7 +82,7 @@ class Scan:
         return self._routing.owners if self._tagged is None else [self._routing.partition_of(self._tagged)]
 
 
-class OnePage:
+class RangePage:
     """One page of a range, from its beginning or where a token says."""
 
     def __init__(
@@ -97,7 +96,7 @@ class OnePage:
             bounds = Bounds(*rest)
             flags = flags & ~kv_pb2.REVERSE | kv_pb2.REVERSE * is_reverse
         self._is_reverse = bool(flags & kv_pb2.REVERSE)
-        self._scan = Scan(routing, bounds, limit=limit, level=level, flags=flags)
+        self._scan = RangeScan(routing, bounds, limit=limit, level=level, flags=flags)
         self._items: list[tuple[bytes, Item]] = []
         self._bytes = 0
         self._is_cut = False
@@ -107,7 +106,7 @@ class OnePage:
     def is_done(self) -> bool:
         return self._scan.is_done or self._bytes >= PAGE_BYTES
 
-    def wanted(self) -> list[Operation]:
+    def wanted(self) -> list[ClientOperation]:
         return self._scan.wanted()
 
     def take(self, answers: Answers) -> None:
@@ -126,7 +125,7 @@ class OnePage:
         return Page(self._items, None if rest is None else PageToken(*rest, self._is_reverse).encode())
 
 
-class Count:
+class RangeCount:
     """How many keys all partitions have within some bounds. The count of everything is kept by partitions, and so at
     hand; others go on, each where it has stopped."""
 
@@ -138,7 +137,7 @@ class Count:
         self._left: dict[str, bytes] = {}
         """Where to go on, by partition."""
 
-    def wanted(self) -> list[Operation]:
+    def wanted(self) -> list[ClientOperation]:
         if self._asked_by != self._routing.ring_version:
             self._asked_by, self._counted = self._routing.ring_version, 0
             self._left = dict.fromkeys(self._routing.owners, self._bounds.start)
@@ -163,13 +162,13 @@ class Count:
             self.total = self._counted
 
 
-class Deletion:
+class PrefixDeletion:
     """The keys of a prefix, found batch by batch, each deleted by itself: so what is counted is exact, and a key that
     moves meanwhile is deleted where it is.
 
         while not deletion.is_done:
             deletion.take(answers to deletion.wanted())
-            deletion.deleted(answers to deletion.doomed())
+            deletion.deleted(answers to deletion.deletes())
     """
 
     def __init__(self, routing: Routing, prefix: bytes, token: str | None) -> None:
@@ -183,12 +182,12 @@ class Deletion:
         self._next()
 
     def _next(self) -> None:
-        self._page = OnePage(
+        self._page = RangePage(
             self._routing, self._bounds, self._token, limit=DELETE_KEYS, level=Level.LINEARIZABLE, flags=kv_pb2.BARE
         )
         self.is_done = False
 
-    def wanted(self) -> list[Operation]:
+    def wanted(self) -> list[ClientOperation]:
         """List the reads that find the next batch."""
         return self._page.wanted()
 
@@ -196,7 +195,7 @@ class Deletion:
         """Raises Moved if no newer ring is known by which to ask again."""
         self._page.take(answers)
 
-    def doomed(self) -> list[Operation]:
+    def deletes(self) -> list[ClientOperation]:
         """The deletes of the next batch; empty until it is known."""
         return [operations.delete(key) for key, _ in self._page.page.items] if self._page.is_done else []
 

@@ -11,33 +11,33 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from kvstore.client.core.fanout import Answers, Scan
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.fanout import Answers, RangeScan
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.scanning import Bounds
-from kvstore.client.core.session import Seen
+from kvstore.client.core.session import ClientState
 from kvstore.client.core.values import Item, Level
-from kvstore.client.core.watching import Change, Watched
+from kvstore.client.core.watching import Change, WatchedKeys
 from kvstore.errors import InvalidRequest, Overloaded
 from kvstore.proto import kv_pb2
 
 REMEMBERED_MAX = 100_000
 """Keys that were written while the state was read; or all that were read after the ring had changed meanwhile."""
-ANEW_MAX = 3
+RESTARTS_MAX = 3
 """Times that a watch begins anew because nothing was read by the ring that its client had known before."""
 
 
 class FirstState:
     """The state of a watched range, item by item. `begin` when the watch has its positions."""
 
-    def __init__(self, watched: Watched, seen: Seen, absorb: Callable[[Mapping[str, int]], None]) -> None:
+    def __init__(self, watched: WatchedKeys, seen: ClientState, absorb: Callable[[Mapping[str, int]], None]) -> None:
         """`absorb` lets the client's reads name positions."""
         self._watched, self._seen, self._absorb = watched, seen, absorb
         self._ring_version = seen.routing.ring_version
         """Before the watch began: by this ring, what has come to a partition came before the watch's positions."""
         self._begin: dict[str, int] = {}
-        self._scan: Scan | None = None
+        self._scan: RangeScan | None = None
         self._has_read = False
-        self._times_anew = 0
+        self._restarts = 0
         self._found: deque[tuple[bytes, Item]] = deque()
         self._owners = set[str]()
         """The partitions that owned what is remembered, when it was read."""
@@ -50,7 +50,10 @@ class FirstState:
 
     @staticmethod
     def of(
-        watched: Watched, after: Mapping[str, int] | None, seen: Seen, absorb: Callable[[Mapping[str, int]], None]
+        watched: WatchedKeys,
+        after: Mapping[str, int] | None,
+        seen: ClientState,
+        absorb: Callable[[Mapping[str, int]], None],
     ) -> FirstState:
         """Raises InvalidRequest for a watch that goes on at a position: what was there before, its reader has had."""
         if after:
@@ -68,16 +71,16 @@ class FirstState:
         self._absorb(position)  # reads name it from now on: a leader that is behind it refuses
         flags = kv_pb2.KEYS_ONLY * self._watched.keys_only
         bounds = Bounds(self._watched.start, self._watched.end)
-        self._scan = Scan(self._seen.routing, bounds, limit=0, level=Level.LINEARIZABLE, flags=flags)
+        self._scan = RangeScan(self._seen.routing, bounds, limit=0, level=Level.LINEARIZABLE, flags=flags)
 
     # docs/protocol.md F8
-    def begins_anew(self) -> bool:
+    def should_restart(self) -> bool:
         """Whether the watch shall take new positions, for another `begin`. A client that was idle hears of the present
         ring by its first read: judged by the ring that it had known, everything would count as written meanwhile."""
         known = self._seen.routing.ring_version
-        if self._scan is None or self._has_read or known == self._ring_version or self._times_anew == ANEW_MAX:
+        if self._scan is None or self._has_read or known == self._ring_version or self._restarts == RESTARTS_MAX:
             return False
-        self._times_anew += 1
+        self._restarts += 1
         self._ring_version, self._scan = known, None
         return True
 
@@ -95,7 +98,7 @@ class FirstState:
     def has_more(self) -> bool:
         return bool(self._found)
 
-    def wanted(self) -> list[Operation]:
+    def wanted(self) -> list[ClientOperation]:
         assert self._scan is not None, "the watch has begun"
         return self._scan.wanted()
 

@@ -18,31 +18,31 @@ from kvstore.errors import InvalidRequest
 FORKED = "the client was opened before this process was forked: open one in each process, after the fork"
 
 
-class Forked(Protocol):
+class OpenedBeforeFork(Protocol):
     """Something that knows whether it was open when this process was forked from the parent's."""
 
     is_forked: bool
 
 
-class Engine(Protocol):
+class ForkAware(Protocol):
     """The state of a client, or of a session, that is open."""
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a child: touch nothing that is the parent's, wait for no lock of a thread that is not here, and refuse all
         calls from now on."""
         ...
 
 
-_engines: WeakSet[Engine] = WeakSet()
+_engines: WeakSet[ForkAware] = WeakSet()
 _of_parents: list[object] = []
 
 
-def watch(engine: Engine) -> None:
+def watch(engine: ForkAware) -> None:
     """Have the engine told if the process is forked."""
     _engines.add(engine)
 
 
-def check(opened: Forked) -> None:
+def check(opened: OpenedBeforeFork) -> None:
     """Raises InvalidRequest in a child, if it was opened by the parent."""
     if opened.is_forked:
         raise InvalidRequest(FORKED)
@@ -56,7 +56,7 @@ def keep(*of_parent: object) -> None:
 
 def _leave_all() -> None:
     for engine in list(_engines):
-        engine.leave_to_parent()
+        engine.after_fork_in_child()
 
 
 if hasattr(os, "register_at_fork"):  # where there are forks

@@ -30,7 +30,7 @@ OPERATION_BYTES = 32
 READS = frozenset({GET, META, kv_pb2.SCAN, kv_pb2.RANGE, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT})
 
 
-class Operation(Struct, eq=False):
+class ClientOperation(Struct, eq=False):
     """One call of the client on its way: what it asks, under which identity, and who waits for it."""
 
     code: int
@@ -63,9 +63,9 @@ class Operation(Struct, eq=False):
 
 def operation(
     code: int, key: bytes, value: bytes = b"", options: kv_pb2.Options | None = None, level: int = 0
-) -> Operation:
+) -> ClientOperation:
     """Any operation."""
-    return Operation(code, key, len(key) + len(value) + OPERATION_BYTES, code in READS, value, options, level)
+    return ClientOperation(code, key, len(key) + len(value) + OPERATION_BYTES, code in READS, value, options, level)
 
 
 class Numbering:
@@ -84,7 +84,7 @@ class Numbering:
         """No more than `first_unacknowledged`, which costs a search."""
         self._open: dict[int, None] = {}
         """Sequences under way, in order."""
-        self._under_way: dict[Operation, None] = {}
+        self._under_way: dict[ClientOperation, None] = {}
         self._size = 0
         """Of all that is under way."""
         self._checked_at = -inf
@@ -94,7 +94,7 @@ class Numbering:
         """The caller waits for nothing below."""
         return next(iter(self._open), self._next)
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether another operation may begin."""
         if self._next - self._floor >= IN_FLIGHT_MAX:
             self._floor = self.first_unacknowledged
@@ -104,11 +104,11 @@ class Numbering:
             and self._size < IN_FLIGHT_BYTES_MAX
         )
 
-    def begin(self, operation: Operation) -> bool:
+    def begin(self, operation: ClientOperation) -> bool:
         """Take an operation in; a mutation gets its sequence. False if there is no room for it."""
         sequence = self._next
         is_near = sequence - self._floor >= IN_FLIGHT_MAX or len(self._under_way) >= IN_FLIGHT_MAX
-        if (is_near or self._size >= IN_FLIGHT_BYTES_MAX) and not self.has_room():
+        if (is_near or self._size >= IN_FLIGHT_BYTES_MAX) and not self.has_capacity():
             return False
         self._under_way[operation] = None
         self._size += operation.size
@@ -119,7 +119,7 @@ class Numbering:
             self._next = sequence + 1
         return True
 
-    def end(self, operation: Operation) -> None:
+    def end(self, operation: ClientOperation) -> None:
         """Nobody waits for the operation any more. Idempotent."""
         if operation not in self._under_way:
             return
@@ -139,7 +139,7 @@ class Numbering:
             self.end(operation)
         return bool(overdue)
 
-    def renumber(self, operation: Operation) -> None:
+    def renumber(self, operation: ClientOperation) -> None:
         """Give a mutation that was definitely not done another id, with a younger time. Does nothing if the mutation
         has ended as overdue: nobody would end the new id, and later requests would wait for it."""
         if operation not in self._under_way:

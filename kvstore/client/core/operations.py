@@ -7,7 +7,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from kvstore.client.core.config import SECONDS_MAX
-from kvstore.client.core.operation import CHECK, DELETE, GET, META, OPERATION_BYTES, PUT, Operation, operation
+from kvstore.client.core.operation import CHECK, DELETE, GET, META, OPERATION_BYTES, PUT, ClientOperation, operation
 from kvstore.client.core.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -21,7 +21,7 @@ TTL_S_MAX = 1 << 52
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def get(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
+def get(key: bytes, level: int = Level.LINEARIZABLE) -> ClientOperation:
     if key.__class__ is not bytes:
         key = as_bytes(key)
     if level and level.__class__ is not Level:
@@ -29,10 +29,10 @@ def get(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
     length = len(key)
     if not 0 < length <= KEY_BYTES_MAX:
         check(key)
-    return Operation(GET, key, length + OPERATION_BYTES, True, b"", None, level)
+    return ClientOperation(GET, key, length + OPERATION_BYTES, True, b"", None, level)
 
 
-def meta(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
+def meta(key: bytes, level: int = Level.LINEARIZABLE) -> ClientOperation:
     key, _ = check(key)
     return operation(META, key, level=as_level(level))
 
@@ -47,7 +47,7 @@ def put(
     if_version: int | None = None,
     keep_ttl: bool = False,
     return_old: bool = False,
-) -> Operation:
+) -> ClientOperation:
     if key.__class__ is not bytes or value.__class__ is not bytes:
         key, value = as_bytes(key), as_bytes(value)
     length, size = len(key), len(value)
@@ -58,22 +58,22 @@ def put(
     options = None
     if flags or ttl_s is not None or if_version is not None:
         options = options_or_none(flags, ttl_s=ttl_s, if_version=if_version)
-    return Operation(PUT, key, length + size + OPERATION_BYTES, False, value, options)
+    return ClientOperation(PUT, key, length + size + OPERATION_BYTES, False, value, options)
 
 
-def put_until(key: bytes, value: bytes, expires_ms: int, *, if_absent: bool) -> Operation:
+def put_until(key: bytes, value: bytes, expires_ms: int, *, if_absent: bool) -> ClientOperation:
     """A put of what expires at a date of the store's, rather than some time after it is done."""
     key, value = check(key, value)
     options = kv_pb2.Options(expires_ms=expires_ms, flags=kv_pb2.IF_ABSENT * if_absent)
     return operation(PUT, key, value, options)
 
 
-def delete(key: bytes, *, if_version: int | None = None, return_old: bool = False) -> Operation:
+def delete(key: bytes, *, if_version: int | None = None, return_old: bool = False) -> ClientOperation:
     key, _ = check(key)
     return operation(DELETE, key, options=options_or_none(kv_pb2.RETURN_OLD * return_old, if_version=if_version))
 
 
-def condition(key: bytes, *, version: int | None = None, present: bool | None = None) -> Operation:
+def condition(key: bytes, *, version: int | None = None, present: bool | None = None) -> ClientOperation:
     """A condition that a batch stands under. Raises InvalidRequest unless it names one of the two."""
     key, _ = check(key)
     if (version is None) == (present is None):
@@ -82,25 +82,25 @@ def condition(key: bytes, *, version: int | None = None, present: bool | None = 
     return operation(CHECK, key, options=options_or_none(flags, if_version=version))
 
 
-def increment(key: bytes, delta: int = 1) -> Operation:
+def increment(key: bytes, delta: int = 1) -> ClientOperation:
     key, _ = check(key)
     if not -(1 << 63) <= delta < 1 << 63:
         raise InvalidRequest(f"want a delta of 64 bits, got {delta}")
     return operation(kv_pb2.INCREMENT, key, options=kv_pb2.Options(delta=delta))
 
 
-def append(key: bytes, suffix: bytes) -> Operation:
+def append(key: bytes, suffix: bytes) -> ClientOperation:
     key, suffix = check(key, suffix)
     return operation(kv_pb2.APPEND, key, suffix)
 
 
-def expire(key: bytes, ttl_s: float | None) -> Operation:
+def expire(key: bytes, ttl_s: float | None) -> ClientOperation:
     """None: the key shall never expire."""
     key, _ = check(key)
     return operation(kv_pb2.EXPIRE, key, options=options_or_none(0, ttl_s=ttl_s))
 
 
-def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, flags: int = 0) -> Operation:
+def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, flags: int = 0) -> ClientOperation:
     """A page of one partition. What only a RANGE heeds is asked of a RANGE, which older servers refuse: of a SCAN they
     would answer as if it were not there."""
     if limit < 0:
@@ -112,13 +112,13 @@ def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, fl
     return page
 
 
-def count(partition: str, level: int) -> Operation:
+def count(partition: str, level: int) -> ClientOperation:
     whole = operation(kv_pb2.COUNT, b"", level=as_level(level))
     whole.partition = partition
     return whole
 
 
-def batch(operations: Sequence[Operation]) -> Operation:
+def batch(operations: Sequence[ClientOperation]) -> ClientOperation:
     """All or nothing. Raises InvalidRequest if there is none, there are too many, or they are too large together: what
     passes the size of a message would end its connection, and with it whatever else is under way there."""
     if not 0 < len(operations) <= BATCH_OPS_MAX:
@@ -135,7 +135,7 @@ def batch(operations: Sequence[Operation]) -> Operation:
     return whole
 
 
-def names_its_partition(operation: Operation) -> bool:
+def names_its_partition(operation: ClientOperation) -> bool:
     """Whether the operation is for one partition whatever its key."""
     return operation.code in (kv_pb2.SCAN, kv_pb2.RANGE, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT)
 
@@ -195,19 +195,19 @@ def as_bytes(given: bytes | bytearray | memoryview) -> bytes:
 # ── what is answered ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def decode(operation: Operation, answer: Any) -> Any:
+def decode(operation: ClientOperation, answer: Any) -> Any:
     """The result of an operation: `answer` is a number, an Item, None, or a Result message."""
     if answer.__class__ is not kv_pb2.Result:
         return answer
     return _DECODE[operation.code](answer)
 
 
-def decode_batch(operations: Sequence[Operation], answer: kv_pb2.Result) -> list[Any]:
+def decode_batch(operations: Sequence[ClientOperation], answer: kv_pb2.Result) -> list[Any]:
     """The results of a batch's operations, in order."""
     return [_decode_part(each, part) for each, part in zip(operations, answer.results, strict=True)]
 
 
-def _decode_part(operation: Operation, part: kv_pb2.Result) -> Any:
+def _decode_part(operation: ClientOperation, part: kv_pb2.Result) -> Any:
     if part.HasField("failure"):
         return restore(part.failure.reason, part.failure.message, part.failure.metadata)
     if operation.options is not None and operation.options.flags & kv_pb2.RETURN_OLD:

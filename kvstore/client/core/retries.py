@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvstore.backoff import delays
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.errors import (
     Moved,
     NotLeader,
@@ -35,14 +35,14 @@ ATTEMPTS_MAX = 1000
 """Maximum number of retries when other clients change the key between read and write."""
 
 
-class Nobody(Unavailable):
+class NoServerReachable(Unavailable):
     """There was no server that could be asked; says nothing of why. Callers of clients get Unavailable itself."""
 
     def __init__(self) -> None:
         super().__init__("no server can be reached")
 
 
-def failed_for_good(operation: Operation, error: StoreError) -> StoreError | None:
+def final_error_or_none(operation: ClientOperation, error: StoreError) -> StoreError | None:
     """Choose the error to raise for an attempt that was answered with `error`; None: try again under the same id."""
     operation.is_sent = False
     if isinstance(error, OutcomeUnknown):
@@ -58,12 +58,12 @@ def failed_for_good(operation: Operation, error: StoreError) -> StoreError | Non
     return error
 
 
-def too_late(operation: Operation, last: StoreError | None, timeout_s: float) -> StoreError:
+def deadline_error(operation: ClientOperation, last: StoreError | None, timeout_s: float) -> StoreError:
     """Make the error to raise when the time is up. `last`: how the latest attempt failed, if it did."""
     why = f"; the last attempt: {last}" if last is not None else ""
     if not operation.is_read and (operation.is_unknown or operation.is_sent):
         return OutcomeUnknown(f"no outcome within {timeout_s:g} s{why}")
-    if isinstance(last, Retryable) and not isinstance(last, Nobody):
+    if isinstance(last, Retryable) and not isinstance(last, NoServerReachable):
         return last
     return Unavailable(f"no answer within {timeout_s:g} s{why}")
 
@@ -73,7 +73,7 @@ def contended(key: bytes) -> Overloaded:
     return Overloaded(f"{key!r} was written by others each time, {ATTEMPTS_MAX} times on end")
 
 
-def lost(operation: Operation, why: str) -> StoreError:
+def lost(operation: ClientOperation, why: str) -> StoreError:
     """How an attempt ends whose connection is gone."""
     if operation.is_sent and not operation.is_read:
         return OutcomeUnknown(why)
@@ -99,6 +99,6 @@ def is_hint(error: StoreError) -> bool:
     return isinstance(error, NotLeader) and bool(error.address)
 
 
-def is_about_the_way(error: StoreError) -> bool:
+def may_need_new_topology(error: StoreError) -> bool:
     """Whether another topology could lead elsewhere. One that was only refused for now goes the same way again."""
     return isinstance(error, NotLeader | Moved | Unavailable | OutcomeUnknown)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.operations import names_its_partition
 from kvstore.client.core.values import RING, Level, Token
 from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
@@ -44,14 +44,14 @@ class Routing:
     foreign: set[str] = field(default_factory=set)
     """Those at which another cluster's server has answered last."""
     ring_version: int = 0
-    heard_version: int = 0
+    seen_version: int = 0
     """The latest that an answer, or the token of another client, has named."""
     partitions: dict[str, PartitionRoute] = field(default_factory=dict)
     owners: list[str] = field(default_factory=list)
     """Those that own something, sorted: who asks all for their part asks these. Others need not have a leader."""
     addresses: dict[str, str] = field(default_factory=dict)
     """Server id → where its gRPC listens."""
-    doors: dict[str, tuple[str, str]] = field(default_factory=dict)
+    stream_endpoints: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Where a server's gRPC listens → its id, and where its Redis port is."""
     _ranges: tuple[list[int], list[str]] = ([], [])
     """Their bounds, and who owns each: replaced together, because other threads look."""
@@ -65,7 +65,7 @@ class Routing:
         bounds, owners = self._ranges
         return owners[bisect_left(bounds, token_of(key))]
 
-    def redirect(self, operation: Operation) -> None:
+    def redirect(self, operation: ClientOperation) -> None:
         """Give an operation that goes out again the partition of its key. Raises Moved if it names one that the ring
         has no more."""
         if not names_its_partition(operation):
@@ -73,10 +73,10 @@ class Routing:
         elif operation.partition not in self.partitions:
             raise Moved("", self.ring_version)
 
-    def strengthen(self, operation: Operation) -> None:
+    def strengthen(self, operation: ClientOperation) -> None:
         """A session read is asked of replicas by the ring that the session has heard of. Until that is known here, it
         goes to the leader as a linearizable one: a replica might understand the token of another partition."""
-        if operation.level == Level.SESSION and self.heard_version > self.ring_version:
+        if operation.level == Level.SESSION and self.seen_version > self.ring_version:
             operation.level = Level.LINEARIZABLE
 
     def leader_of(self, partition: str) -> str:
@@ -148,7 +148,7 @@ class Routing:
         named = {server.id: server.grpc for server in message.servers if server.grpc}
         known = set(self.addresses.values())
         self.addresses = {**self.addresses, **named}
-        self.doors |= {
+        self.stream_endpoints |= {
             server.grpc: (server.id, server.resp) for server in message.servers if server.grpc and server.resp
         }
         for each in message.partitions:
@@ -177,7 +177,9 @@ class Routing:
         at which another cluster's server was met stay `foreign`, since a server that lags may name them again."""
         if gone:
             self.answered -= gone
-            self.doors = {address: door for address, door in self.doors.items() if address not in gone}
+            self.stream_endpoints = {
+                address: endpoint for address, endpoint in self.stream_endpoints.items() if address not in gone
+            }
 
     def _learn_ring(self, message: kv_pb2.TopologyResponse) -> None:
         ids = [each.id for each in message.partitions]
@@ -190,15 +192,15 @@ class Routing:
         self.partitions = {each: self.partitions.get(each) or PartitionRoute() for each in ids}
         self.ring_version = message.ring_version
 
-    def hear(self, version: int) -> bool:
+    def note_ring_version(self, version: int) -> bool:
         """A ring of this version is there. True if it is not known here."""
-        if version > self.heard_version:
-            self.heard_version = version
+        if version > self.seen_version:
+            self.seen_version = version
         return version > self.ring_version
 
     def token(self, tokens: Token) -> dict[str, int]:
         """How far a session is that has seen `tokens`, as it may be given to another client."""
-        return {**tokens, RING: max(self.ring_version, self.heard_version)}
+        return {**tokens, RING: max(self.ring_version, self.seen_version)}
 
     def learn_from(self, error: StoreError) -> bool:
         """Take a hint from an error. True if a topology should be asked for."""

@@ -68,7 +68,7 @@ def tagged_key_or_none(start: bytes, end: bytes) -> bytes | None:
     return start if end <= scan_bounds(b"", b"", prefix)[1] else None
 
 
-class Page(NamedTuple):
+class ScanPage(NamedTuple):
     """A page to ask for: keys of `partition` in [start, end), at most `limit`."""
 
     partition: str
@@ -93,7 +93,7 @@ class Merge(Generic[T]):
         self._is_cut = False
         """The limit kept something back."""
 
-    def anew(self, partitions: Sequence[str]) -> Merge[T]:
+    def restarted(self, partitions: Sequence[str]) -> Merge[T]:
         """The same scan over the partitions of another ring, from behind the last key that went out."""
         again: Merge[T] = Merge(partitions, *self._rest, backwards=self._backwards)
         again._left, again._last = self._left, self._last
@@ -108,7 +108,7 @@ class Merge(Generic[T]):
         """The range behind the last key that went out; None if it is known to be empty."""
         return self._rest if self._held or self._is_cut or self._unread() else None
 
-    def wanted(self) -> list[Page]:
+    def wanted(self) -> list[ScanPage]:
         """The pages without which nothing more can go out."""
         unread = self._unread()
         if self._left == 0 or not unread:
@@ -116,7 +116,9 @@ class Merge(Generic[T]):
         mark = self._mark(unread)
         limit = PAGE_KEYS if self._left is None else min(self._left, PAGE_KEYS)
         return [
-            Page(partition, self._start, limit, mark) if self._backwards else Page(partition, mark, limit, self._end)
+            ScanPage(partition, self._start, limit, mark)
+            if self._backwards
+            else ScanPage(partition, mark, limit, self._end)
             for partition, bound in unread.items()
             if bound == mark
         ]

@@ -26,7 +26,7 @@ class Numberings(dict[str, Numbering]):
         return found
 
 
-class Seen:
+class ClientState:
     """Takes in all that servers say beside results: how far partitions are, what time it is there, where they are."""
 
     def __init__(self, random: Random, cluster: str = "") -> None:
@@ -46,7 +46,7 @@ class Seen:
         """From now on this client has seen at least as much as the one that gave `token`."""
         for partition, sequence in sorted(token.items()):
             if partition == RING:
-                self.routing.hear(sequence)
+                self.routing.note_ring_version(sequence)
             else:
                 self._reach(partition, sequence)
 
@@ -57,7 +57,7 @@ class Seen:
         told = [self.numberings[each].seen_ms for each in sorted(self.routing.partitions)]
         return min((each for each in told if each), default=0)
 
-    def hear(self, answers: kv_pb2.Answers | brief.Answers[Any]) -> bool:
+    def absorb_answers(self, answers: kv_pb2.Answers | brief.Answers[Any]) -> bool:
         """Take in what stands beside answers. True if there is a ring that is not known here."""
         tokens, numberings = self.tokens, self.numberings
         for progress in answers.progress:
@@ -67,7 +67,7 @@ class Seen:
             numbering = numberings[partition]
             if not 0 <= time_ms - numbering.seen_ms < SEEN_STEP_MS:
                 numbering.see(time_ms)
-        return self.routing.hear(answers.ring_version)
+        return self.routing.note_ring_version(answers.ring_version)
 
     def learn(self, message: kv_pb2.TopologyResponse) -> bool:
         """Take in a topology. True if an address to ask may have changed."""

@@ -35,7 +35,7 @@ class Change(NamedTuple):
     """Of a delete: by the store, because the key's time was over."""
 
 
-class Watched(NamedTuple):
+class WatchedKeys(NamedTuple):
     """The keys that a watch is about."""
 
     start: bytes
@@ -46,7 +46,7 @@ class Watched(NamedTuple):
     @staticmethod
     def of(
         key: bytes | None, prefix: bytes, start: bytes, end: bytes, *, keys_only: bool, heartbeat_s: float
-    ) -> Watched:
+    ) -> WatchedKeys:
         """Raises InvalidRequest unless it is one of a key, a prefix, a range, or everything."""
         if not 0 < heartbeat_s <= HEARTBEAT_S_MAX:
             raise InvalidRequest(
@@ -56,8 +56,8 @@ class Watched(NamedTuple):
             key = as_bytes(key)
             if prefix or start or end or not key:
                 raise InvalidRequest("want a key, or a prefix, or bounds to watch, not several of them")
-            return Watched(key, key + b"\0", keys_only, heartbeat_s)
-        return Watched(*scan_bounds(start, end, prefix), keys_only, heartbeat_s)
+            return WatchedKeys(key, key + b"\0", keys_only, heartbeat_s)
+        return WatchedKeys(*scan_bounds(start, end, prefix), keys_only, heartbeat_s)
 
     @property
     def key(self) -> bytes | None:
@@ -68,10 +68,10 @@ class Watched(NamedTuple):
         return SILENT_HEARTBEATS * self.heartbeat_s + 1.0
 
 
-class Reading:
+class WatchCursor:
     """The place of one reader. `take` what a server sends; `give` it out change by change; `request` to go on."""
 
-    def __init__(self, watched: Watched, after: Mapping[str, int] | None, seen: Mapping[str, int]) -> None:
+    def __init__(self, watched: WatchedKeys, after: Mapping[str, int] | None, seen: Mapping[str, int]) -> None:
         self.watched = watched
         self.position: dict[str, int] = checked_positions("after", after or {})
         """Behind everything that was given out; empty as long as no server has said where the watch begins."""
@@ -95,7 +95,7 @@ class Reading:
             keys_only=watched.keys_only,
         )
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forget where it stands; a server says where it begins."""
         self._changes.clear()
         self.position = {}

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.client.pinned.read import Page
+from kvstore.client.pinned.read import SplitPage
 from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES, Columns, joined
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -43,13 +43,13 @@ def times_of(milliseconds: Any) -> Any:
     return pa.array(np.minimum(milliseconds, TIME_MS_MAX) * 1000, mask=milliseconds == 0).cast(TIMESTAMP)
 
 
-def batch_of(page: Page, partition: str, columns: Sequence[str] = COLUMNS) -> Any:
+def batch_of(page: SplitPage, partition: str, columns: Sequence[str] = COLUMNS) -> Any:
     """The records of a page as a pyarrow.RecordBatch of these columns of SCHEMA. Ask for `value` only if the page was
     read with values. Expired records are left out."""
     return _batch(page.columns, partition, columns)
 
 
-def batches_of(pages: Iterable[Page], partition: str, bytes_min: int) -> Iterator[Any]:
+def batches_of(pages: Iterable[SplitPage], partition: str, bytes_min: int) -> Iterator[Any]:
     """The records of pages as larger batches of all columns: each batch costs about a millisecond, however small it is,
     and servers do best with small pages."""
     gathered: list[Columns] = []

@@ -22,7 +22,7 @@ import grpc
 from kvstore.backoff import delays
 from kvstore.client.blocking.identity import check_cluster
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.client.core.strangers import Strangers
+from kvstore.client.core.login_refusals import LoginRefusals
 from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
@@ -116,7 +116,7 @@ class PinnedStore:
                 pinned.position,
                 bounds[number] + 1,
                 bounds[number + 1],
-                turned(pinned.replicas, number),
+                rotated(pinned.replicas, number),
                 pinned.rows // count,
                 pinned.bytes // count,
                 self.tls,
@@ -143,7 +143,7 @@ class PinStatus:
     """True if the partition has retired and stays because of its pins."""
 
 
-def turned(replicas: tuple[str, ...], number: int) -> tuple[str, ...]:
+def rotated(replicas: tuple[str, ...], number: int) -> tuple[str, ...]:
     """All but the last, who leads, in turn."""
     followers = replicas[:-1]
     if not followers:
@@ -236,7 +236,7 @@ def _ask_all(config: ClientConfig, timeout_s: float, call: Callable[[Any, float]
     end = env.clock.now() + timeout_s
     failure: StoreError = Unavailable("no server can be reached")
     weight = 0
-    addresses, strangers = dict.fromkeys(config.endpoints), Strangers()
+    addresses, refusals = dict.fromkeys(config.endpoints), LoginRefusals()
     for pause_s in delays(env.random, first_s=0.02, cap_s=0.5):
         is_any_away = False
         for place, address in enumerate(config.endpoints):
@@ -255,7 +255,7 @@ def _ask_all(config: ClientConfig, timeout_s: float, call: Callable[[Any, float]
             except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
                 found, is_away = Unavailable(f"{address}: {error}"), True
             found_weight = _weight(found, is_away=is_away)
-            found = strangers.judge(address, found, addresses)
+            found = refusals.judge(address, found, addresses)
             if not isinstance(found, Retryable | OutcomeUnknown):
                 raise found
             is_any_away |= is_away
@@ -264,8 +264,8 @@ def _ask_all(config: ClientConfig, timeout_s: float, call: Callable[[Any, float]
         if isinstance(failure, NoSuchPin) or not is_any_away or env.clock.now() + pause_s >= end:
             break
         threading.Event().wait(pause_s)
-    stranger = strangers.why_or_none(addresses, is_late=True) if weight == 0 else None
-    raise stranger or failure
+    login_error = refusals.error_or_none(addresses, is_late=True) if weight == 0 else None
+    raise login_error or failure
 
 
 def _weight(found: StoreError, *, is_away: bool) -> int:

@@ -29,7 +29,7 @@ PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SplitPage:
     """Some records in the order of (token, key)."""
 
     columns: Columns = field(repr=False)
@@ -39,7 +39,7 @@ class Page:
     """Nothing follows."""
 
     @classmethod
-    def of(cls, message: data_pb2.PinnedPage) -> Page:
+    def of(cls, message: data_pb2.PinnedPage) -> SplitPage:
         """Raises Corrupted."""
         return cls(pinned_page.columns_of(message), message.last, message.ends)
 
@@ -59,7 +59,7 @@ def read_pinned(
     page_bytes: int = 0,
     patience_s: float = PATIENCE_S,
     login: Login | None = None,
-) -> Iterator[Page]:
+) -> Iterator[SplitPage]:
     """The split's records with keys in [start, end), or those that begin with `prefix`; page by page, always the same
     ones in the same order. `keys_only`: values are empty. `login`: the user, if it is not the environment's; splits
     carry none, since they are pickled and sent about.
@@ -84,7 +84,9 @@ def read_pinned(
     return _read(split, request, patience_s, login)
 
 
-def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, login: Login | None) -> Iterator[Page]:
+def _read(
+    split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, login: Login | None
+) -> Iterator[SplitPage]:
     clock = library_env("kvstore pinned").clock
     attempts = _Attempts(split.replicas)
     failing_since: float | None = None
@@ -116,7 +118,9 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, 
             threading.Event().wait(PAUSE_S)
 
 
-def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest, login: Login | None) -> Iterator[Page]:
+def _stream(
+    address: str, split: Split, request: data_pb2.ReadPinnedRequest, login: Login | None
+) -> Iterator[SplitPage]:
     """The pages of one stream. Workers make all calls into gRPC. Raises grpc.RpcError, OSError, ConfigError."""
     channel = open_channel(address, split.tls, paging(), login)
 
@@ -127,7 +131,7 @@ def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest, log
     try:
         call = workers.run(begin, HANGS_S)
         while (message := workers.run(lambda: next(call, None), STREAM_S + HANGS_S)) is not None:
-            yield Page.of(message)
+            yield SplitPage.of(message)
     except workers.Late:
         raise Unavailable(f"{address}: a call hangs in gRPC") from None
     finally:

@@ -87,9 +87,9 @@ class Names:
     def __init__(self, lookup: Lookup | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._lookup: Lookup = lookup or system_lookup
         self._now = now
-        self.leave_to_parent()
+        self.after_fork_in_child()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Begin anew in the child of a fork: the lookups' threads are not there."""
         self._lock = threading.Lock()
         self._names: dict[str, _Name] = {}
@@ -267,4 +267,4 @@ NAMES = Names()
 """Of this process."""
 
 if hasattr(os, "register_at_fork"):  # where there are forks
-    os.register_at_fork(after_in_child=NAMES.leave_to_parent)
+    os.register_at_fork(after_in_child=NAMES.after_fork_in_child)

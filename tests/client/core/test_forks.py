@@ -24,7 +24,7 @@ from kvstore.client.coordination import AsyncLock, AsyncSession, Lock, Session
 from kvstore.client.core import operations
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.forks import FORKED
-from kvstore.client.core.watching import Reading, Watched
+from kvstore.client.core.watching import WatchCursor, WatchedKeys
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
 from kvstore.proto import kv_pb2
@@ -142,7 +142,7 @@ async def test_connections_of_the_parents_are_held_in_a_child_of_a_child_and_by_
 
 def watch_of(kind: type[Any], **more: Any) -> Any:
     """One that a server has told a change."""
-    reading = Reading(Watched(b"", b""), None, {})
+    reading = WatchCursor(WatchedKeys(b"", b""), None, {})
     reading.take(kv_pb2.WatchResponse(partition="p1", sequence=1, changes=[kv_pb2.Change(key=b"k", sequence=1)]))
     watch = kind(library_env("test"), CONFIG, reading, lambda: ["127.0.0.1:1"], **more)
     watch._channel, watch._call = Parents(), Parents()

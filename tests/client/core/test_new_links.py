@@ -16,7 +16,7 @@ from kvstore.client.blocking import link as blocking_link
 from kvstore.client.blocking import stream as blocking_stream
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.watching import Reading, Watched
+from kvstore.client.core.watching import WatchCursor, WatchedKeys
 from kvstore.env.library_env import library_env
 from kvstore.errors import ConfigError, Unavailable
 from tests.client.model import ModelCluster
@@ -45,7 +45,7 @@ def test_a_call_waits_for_a_connection_that_cannot_be_made_yet(
         assert client._engine is not None
         for link in list(client._engine._links.values()):
             link.close()
-            client._engine._hear(link, ())
+            client._engine._absorb(link, ())
         monkeypatch.setattr(blocking_link, "open_channel", away(error, blocking_link.open_channel))
         client.put(b"k", b"v")
 
@@ -56,7 +56,7 @@ async def test_the_same_on_asyncio(monkeypatch: pytest.MonkeyPatch, error: Excep
         assert client._engine is not None
         monkeypatch.setattr(aio_link, "aio_opener", away(error, aio_link.aio_opener))
         for link in client._engine.links.all():
-            link.fall("the test says so")
+            link.disconnect("the test says so")
         await client.put(b"k", b"v")
 
 
@@ -74,11 +74,11 @@ async def test_a_watch_goes_on_at_the_next_server(monkeypatch: pytest.MonkeyPatc
         return ["a:1"]
 
     with pytest.raises(Unavailable, match="no connection to a:1 can be made: "):
-        await AsyncWatch(library_env("watch"), config, Reading(Watched(b"", b""), None, {}), addresses).ready()
+        await AsyncWatch(library_env("watch"), config, WatchCursor(WatchedKeys(b"", b""), None, {}), addresses).ready()
     assert len(asked) > 1
     asked.clear()
     with pytest.raises(Unavailable, match="no connection to a:1 can be made: "):
-        Watch(library_env("watch"), config, Reading(Watched(b"", b""), None, {}), addresses).ready()
+        Watch(library_env("watch"), config, WatchCursor(WatchedKeys(b"", b""), None, {}), addresses).ready()
     assert len(asked) > 1
 
 

@@ -196,7 +196,7 @@ def test_child_of_a_fork_looks_names_up_itself(ticking: TickingService) -> None:
         ticking.names.find("n1", 0.01)
     ticking.answers[V4] = ["127.0.0.1"]
     ticking.answers[V6] = ABSENT
-    ticking.names.leave_to_parent()
+    ticking.names.after_fork_in_child()
     assert ticking.names.find("n1") == ("127.0.0.1",)
 
 

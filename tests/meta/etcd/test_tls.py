@@ -63,14 +63,14 @@ async def test_etcd_is_reached_by_a_name_that_its_certificate_shows(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NAMES, "_lookup", lambda host, family: ["127.0.0.1"] if family == socket.AF_INET else [])
-    NAMES.leave_to_parent()
+    NAMES.after_fork_in_child()
     named = secured.address.replace("127.0.0.1", "etcd.test")
     store = await connect(f"etcd://{named}", tls=secured.client())
     await store.create("/a", b"1")
     await store.close()
     with pytest.raises(MetadataUnavailable):
         await connect(f"etcd://{named.replace('etcd.test', 'other.test')}", tls=secured.client(), timeout_s=2)
-    NAMES.leave_to_parent()
+    NAMES.after_fork_in_child()
 
 
 async def test_a_client_of_another_authority_or_without_tls_is_refused(secured: Secured) -> None:

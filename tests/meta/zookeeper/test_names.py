@@ -28,7 +28,7 @@ def test_zookeeper_server_whose_name_hangs_keeps_nobody_from_the_others(monkeypa
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(NAMES, "_lookup", lookup)
-    NAMES.leave_to_parent()
+    NAMES.after_fork_in_child()
     try:
         hanging = ",".join(f"hangs{number}.test:1" for number in range(HANGING))
         client = GuardedClient(lambda *_: None, hosts=f"{hanging},zk3.test:3,absent.test:4,[::1]:5")
@@ -38,4 +38,4 @@ def test_zookeeper_server_whose_name_hangs_keeps_nobody_from_the_others(monkeypa
         assert sorted(found) == [("::1", "::1", 5), ("zk3.test", "127.0.0.1", 3)]
     finally:
         let_go.set()
-        NAMES.leave_to_parent()
+        NAMES.after_fork_in_child()

@@ -11,11 +11,11 @@ from kvstore.proto import kv_pb2
 
 BARRED_S = 60.0
 
-Door = tuple[str, str]
+StreamEndpoint = tuple[str, str]
 """A server's id, and where its Redis port is."""
 
 
-class StreamDoors:
+class StreamEndpoints:
     """The doors that one client knows. Servers are named by where their gRPC listens; times are of the boot-time clock,
     in seconds."""
 
@@ -23,9 +23,9 @@ class StreamDoors:
         self._routing = routing
         self._barred: dict[str, float] = {}
 
-    def door_or_none(self, address: str) -> Door | None:
+    def endpoint_or_none(self, address: str) -> StreamEndpoint | None:
         """None: no topology has told of it."""
-        return self._routing.doors.get(address)
+        return self._routing.stream_endpoints.get(address)
 
     def may_try(self, address: str, now: float) -> bool:
         return now >= self._barred.get(address, now)
@@ -36,7 +36,7 @@ class StreamDoors:
         self._barred[address] = now + BARRED_S
 
 
-def door_in(message: kv_pb2.TopologyResponse) -> Door | None:
+def stream_endpoint_in(message: kv_pb2.TopologyResponse) -> StreamEndpoint | None:
     """The door of the server that gave the topology."""
     for server in message.servers:
         if server.id == message.server and server.resp:

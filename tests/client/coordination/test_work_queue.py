@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.client.coordination.handing_out import (
+from kvstore.client.coordination.lease import SessionLease
+from kvstore.client.coordination.steps import AwaitStep, FindStep, Recipe, SessionEnded, WriteStep
+from kvstore.client.coordination.work_queue import (
     LOOKED_AT,
     LOOKED_AT_FIRST,
     Taken,
@@ -16,8 +18,6 @@ from kvstore.client.coordination.handing_out import (
     put,
     take,
 )
-from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.steps import Await, Find, Recipe, SessionEnded, Write
 from kvstore.client.core.operation import CHECK, DELETE, GET, PUT
 from kvstore.client.core.values import Item
 from kvstore.client.core.watching import Change
@@ -33,7 +33,7 @@ def queue(*names: bytes) -> dict[bytes, Item]:
 
 
 def asked(write: object) -> list[tuple[int, bytes]]:
-    assert isinstance(write, Write)
+    assert isinstance(write, WriteStep)
     return [(each.code, each.key.removeprefix(PREFIX)) for each in write.more]
 
 
@@ -43,9 +43,9 @@ def test_an_item_that_is_claimed_is_not_free() -> None:
 
 def test_an_item_is_claimed_if_it_is_there_and_nobody_has_it() -> None:
     recipe = take(PREFIX)
-    assert next(recipe) == Find(PREFIX, LOOKED_AT_FIRST, keys_only=True)
+    assert next(recipe) == FindStep(PREFIX, LOOKED_AT_FIRST, keys_only=True)
     waited = recipe.send(queue(b"claim-01", b"item-01"))
-    assert isinstance(waited, Await)
+    assert isinstance(waited, AwaitStep)
     assert not waited.is_met(queue(b"claim-01", b"item-01"))
     write = recipe.send(queue(b"item-01", b"item-02"))
     assert asked(write) == [
@@ -54,7 +54,7 @@ def test_an_item_is_claimed_if_it_is_there_and_nobody_has_it() -> None:
         (GET, b"item-01"),
         (kv_pb2.INCREMENT, b"times-01"),
     ]
-    assert isinstance(write, Write)
+    assert isinstance(write, WriteStep)
     flags = [each.options.flags for each in write.more if each.options is not None]
     assert flags[:2] == [kv_pb2.IF_ABSENT, kv_pb2.IF_PRESENT]
     assert list(write.puts) == [PREFIX + b"claim-01"]
@@ -69,44 +69,44 @@ def test_who_finds_all_of_them_claimed_meanwhile_waits_again() -> None:
     recipe = take(PREFIX)
     next(recipe)
     recipe.send(queue(b"item-01"))
-    assert isinstance(recipe.throw(ConditionFailed(5)), Find)
-    assert isinstance(recipe.send(queue(b"claim-01", b"item-01")), Await)
+    assert isinstance(recipe.throw(ConditionFailed(5)), FindStep)
+    assert isinstance(recipe.send(queue(b"claim-01", b"item-01")), AwaitStep)
 
 
 def test_few_keys_are_looked_at_unless_they_are_all_claims() -> None:
     recipe = take(PREFIX)
     looked_at = LOOKED_AT_FIRST
     step = next(recipe)
-    while isinstance(step, Find):
+    while isinstance(step, FindStep):
         assert step.limit == looked_at
         step = recipe.send(queue(*(b"claim-%02d" % number for number in range(looked_at))))
         looked_at *= 4
-    assert isinstance(step, Await)
+    assert isinstance(step, AwaitStep)
     assert step.find.limit == LOOKED_AT
 
 
 def test_an_item_goes_with_its_claim_and_only_by_whoever_has_it() -> None:
-    lease = Lease(b"t", b"id")
+    lease = SessionLease(b"t", b"id")
     with pytest.raises(SessionEnded):
         next(done(lease, PREFIX, TAKEN))
     assert list(give_back(lease, PREFIX, TAKEN)) == []
     lease.keys[PREFIX + b"claim-01"] = 1
     write = next(done(lease, PREFIX, TAKEN))
     assert asked(write) == [(DELETE, b"item-01"), (DELETE, b"times-01")]
-    assert isinstance(write, Write)
+    assert isinstance(write, WriteStep)
     assert write.drops == (PREFIX + b"claim-01",)
     lease.keys[PREFIX + b"claim-01"] = 1
-    assert next(give_back(lease, PREFIX, TAKEN)) == Write(drops=(PREFIX + b"claim-01",))
+    assert next(give_back(lease, PREFIX, TAKEN)) == WriteStep(drops=(PREFIX + b"claim-01",))
 
 
 # docs/protocol.md Q6
 @pytest.mark.parametrize("let_go", [give_back, done])
 @pytest.mark.parametrize(("error", "is_kept"), [(OutcomeUnknown("lost"), False), (Unavailable("away"), True)])
 def test_a_claim_that_may_be_gone_is_neither_kept_nor_deleted(
-    let_go: Callable[[Lease, bytes, Taken], Recipe[None]], error: StoreError, is_kept: bool
+    let_go: Callable[[SessionLease, bytes, Taken], Recipe[None]], error: StoreError, is_kept: bool
 ) -> None:
     """By then it may be another session's: its name is the item's."""
-    lease = Lease(b"t", b"id")
+    lease = SessionLease(b"t", b"id")
     lease.keys[PREFIX + b"claim-01"] = 1
     recipe = let_go(lease, PREFIX, TAKEN)
     next(recipe)
@@ -123,7 +123,7 @@ def test_items_are_in_the_order_of_their_tickets() -> None:
         recipe = put(PREFIX, b"v")
         counted = next(recipe)
         assert asked(counted) == [(kv_pb2.INCREMENT, b"tickets"), (kv_pb2.EXPIRE, b"tickets")]
-        assert isinstance(counted, Write)
+        assert isinstance(counted, WriteStep)
         assert counted.more[1].options is None, "it never expires: a counter that began again would write over items"
         ((code, name),) = asked(recipe.send([ticket, False]))
         assert code == PUT
@@ -135,9 +135,9 @@ def waiting(*names: bytes) -> Callable[..., bool]:
     """One who waits, and has found no more than these: whether a change wakes it."""
     recipe = take(PREFIX)
     step = next(recipe)
-    while isinstance(step, Find):
+    while isinstance(step, FindStep):
         step = recipe.send(queue(*names[: step.limit]))
-    assert isinstance(step, Await)
+    assert isinstance(step, AwaitStep)
     find, wakes, found = step.find, step.wakes, queue(*names)
 
     def woken(name: bytes, version: int, created: int = 0) -> bool:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import operator
 from typing import NamedTuple
 
-from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.steps import Await, Find, Found, Recipe, SessionEnded, Write
+from kvstore.client.coordination.lease import SessionLease
+from kvstore.client.coordination.steps import AwaitStep, FindStep, Found, Recipe, SessionEnded, WriteStep
 from kvstore.client.core import operations
 from kvstore.errors import ConditionFailed
 
 EXCLUSIVE, SHARED = b"w", b"r"
 
 
-class Place(NamedTuple):
+class LockKey(NamedTuple):
     """A place at the head of the line."""
 
     key: bytes
@@ -43,7 +43,7 @@ def in_front(line: Found, key: bytes, mode: bytes) -> bytes | None:
     return before[max(before)] if before else None
 
 
-def turn_of(prefix: bytes) -> bytes:
+def release_note_of(prefix: bytes) -> bytes:
     """The key beside the line below `prefix` in which the last holder who wanted to write says that it has released."""
     tag, _, line = prefix.partition(b"}/")
     return tag + b"}/turn/" + line
@@ -54,40 +54,40 @@ def has_released(turn: Found, token: int) -> bool:
     return any(item.value == b"%d" % token for item in turn.values())
 
 
-def acquire(lease: Lease, prefix: bytes, mode: bytes, value: bytes) -> Recipe[Place]:
+def acquire(lease: SessionLease, prefix: bytes, mode: bytes, value: bytes) -> Recipe[LockKey]:
     """Stand in line below `prefix` until one's turn has come. Raises NotInTime, SessionEnded, or what the store
     answers; then the place in the line is given up."""
     key = prefix + lease.new_name()
     is_mine = False
     try:
-        yield Write(puts={key: mode + value}, is_given_up=True)
+        yield WriteStep(puts={key: mode + value}, is_given_up=True)
         while True:
-            line: Found = yield Find(prefix)
+            line: Found = yield FindStep(prefix)
             first = in_front(line, key, mode)
             if first is None:
                 is_mine = True
-                return Place(key, line[key].created)
-            yield Await(Find(first, keys_only=True), operator.not_, is_key=True)
-            turn: Found = yield Find(turn_of(prefix))
+                return LockKey(key, line[key].created)
+            yield AwaitStep(FindStep(first, keys_only=True), operator.not_, is_key=True)
+            turn: Found = yield FindStep(release_note_of(prefix))
             if has_released(turn, line[first].created):
-                mine: Found = yield Find(key, keys_only=True)
+                mine: Found = yield FindStep(key, keys_only=True)
                 if key in mine:
                     is_mine = True
-                    return Place(key, mine[key].created)
+                    return LockKey(key, mine[key].created)
     finally:
         if not is_mine:
             lease.discard(key)
 
 
-def release(lease: Lease, prefix: bytes, place: Place, mode: bytes) -> Recipe[bool]:
+def release(lease: SessionLease, prefix: bytes, place: LockKey, mode: bytes) -> Recipe[bool]:
     """Give the place up. True if it was held until now. A holder who wanted to write says so beside the line, so that
     the next one need not read it; others may have held a reading side with the one who gives it up."""
     if place.key not in lease.keys:
         return False
     is_there = operations.condition(place.key, present=True)
-    told = operations.put(turn_of(prefix), b"%d" % place.token, ttl_s=lease.ttl_s + lease.grace_s)
+    note = operations.put(release_note_of(prefix), b"%d" % place.token, ttl_s=lease.ttl_s + lease.grace_s)
     try:
-        yield Write(more=(is_there, told) if mode == EXCLUSIVE else (is_there,), drops=(place.key,))
+        yield WriteStep(more=(is_there, note) if mode == EXCLUSIVE else (is_there,), drops=(place.key,))
     except (SessionEnded, ConditionFailed):
         return False
     finally:
@@ -96,27 +96,27 @@ def release(lease: Lease, prefix: bytes, place: Place, mode: bytes) -> Recipe[bo
     return True
 
 
-def first_of(line: Found) -> Place | None:
+def first_of(line: Found) -> LockKey | None:
     """The place at the head."""
     if not line:
         return None
     key = min(line, key=lambda each: line[each].created)
-    return Place(key, line[key].created)
+    return LockKey(key, line[key].created)
 
 
 def leader(prefix: bytes) -> Recipe[tuple[bytes, int] | None]:
     """The value and the token of the first in line; None if there is none."""
-    line: Found = yield Find(prefix)
-    return _told(line)
+    line: Found = yield FindStep(prefix)
+    return _leader_of(line)
 
 
 def next_leader(prefix: bytes, known: int) -> Recipe[tuple[bytes, int] | None]:
     """The same, once it is another one than that of the token `known` (0: nobody)."""
-    line: Found = yield Await(Find(prefix), lambda found: _token(found) != known)
-    return _told(line)
+    line: Found = yield AwaitStep(FindStep(prefix), lambda found: _token(found) != known)
+    return _leader_of(line)
 
 
-def _told(line: Found) -> tuple[bytes, int] | None:
+def _leader_of(line: Found) -> tuple[bytes, int] | None:
     first = first_of(line)
     return None if first is None else (line[first.key].value[1:], first.token)
 

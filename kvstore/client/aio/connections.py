@@ -33,23 +33,23 @@ AnyFrame = kv_pb2.Frame | brief.Frame
 AnyAnswers = kv_pb2.Answers | brief.Answers[Item]
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The link."""
 
     def take(self, answers: AnyAnswers) -> None:
         """A message has come."""
         ...
 
-    def go_on(self) -> None:
+    def flush(self) -> None:
         """Another frame may be sent."""
         ...
 
-    def fall(self, why: str) -> None:
+    def disconnect(self, why: str) -> None:
         """Nothing comes and goes any more."""
         ...
 
 
-class Wire(Protocol):
+class FrameConnection(Protocol):
     """One connection, open."""
 
     is_brief: bool
@@ -59,18 +59,18 @@ class Wire(Protocol):
 
     def send(self, message: AnyFrame) -> None: ...
     def probe(self) -> Awaitable[object] | None:
-        """Ask for a sign of life: an answer that comes on the wire, or what to wait for."""
+        """Ask for a sign of life: an answer that comes on the connection, or what to wait for."""
         ...
 
     def close(self) -> None: ...
 
 
-class StreamWire:
+class StreamConnection:
     """A session on the Redis port (kvstore/proto/session_stream.py): the protocol of its connection."""
 
     is_brief = True
 
-    def __init__(self, owner: Owner, server: str, login: Login | None = None) -> None:
+    def __init__(self, owner: ConnectionOwner, server: str, login: Login | None = None) -> None:
         self.is_ready = False
         self._owner, self._server, self._login = owner, server, login
         self._frames = FrameReader(MESSAGE_BYTES_MAX)
@@ -89,7 +89,7 @@ class StreamWire:
             raise
 
     def send(self, message: AnyFrame) -> None:
-        assert self._stream is not None, "a wire is open before anything is sent"
+        assert self._stream is not None, "a connection is open before anything is sent"
         is_brief = message.__class__ is brief.Frame
         self._stream.write(message_of(message) if is_brief else protobuf_message_of(message))  # type: ignore[arg-type]
 
@@ -122,11 +122,11 @@ class StreamWire:
                 elif kind == PROTOBUF:
                     take(kv_pb2.Answers.FromString(body[1:]))
                 else:
-                    return self._owner.fall(f"no answers: a message of kind {kind}")
+                    return self._owner.disconnect(f"no answers: a message of kind {kind}")
         except (DecodeError, MsgspecError) as error:
-            return self._owner.fall(f"no answers: {error}")
+            return self._owner.disconnect(f"no answers: {error}")
         if frames.fault:
-            self._owner.fall(frames.fault)
+            self._owner.disconnect(frames.fault)
 
     def _greet(self, data: bytes) -> None:
         self._line += data
@@ -149,24 +149,24 @@ class StreamWire:
 
     def resume_writing(self) -> None:
         self.is_ready = True
-        self._owner.go_on()
+        self._owner.flush()
 
     def _lose(self, why: str) -> None:
         self.is_ready = False
         if self._is_open:
             self._is_open = False
-            self._owner.fall(why)
+            self._owner.disconnect(why)
         elif not self._opened.done():
             self._opened.set_exception(EOFError(why))
             self._opened.exception()  # who opened it may have given up
 
 
-class GrpcWire:
+class GrpcConnection:
     """A session stream of gRPC. A task writes frames, one at a time, and another reads answers."""
 
     is_brief = False
 
-    def __init__(self, owner: Owner, stub: kv_pb2_grpc.KVStub, nursery: Nursery, silence_s: float) -> None:
+    def __init__(self, owner: ConnectionOwner, stub: kv_pb2_grpc.KVStub, nursery: Nursery, silence_s: float) -> None:
         self.is_ready = False
         self._owner, self._nursery, self._silence_s = owner, nursery, silence_s
         self._stub: Any = stub
@@ -210,11 +210,11 @@ class GrpcWire:
                     message, self._next = self._next, None
                     await self._call.write(message)
                     self.is_ready = not self._is_closed
-                    self._owner.go_on()
+                    self._owner.flush()
                 else:
                     await self._wake.wait()
         except Exception as error:  # noqa: BLE001  # the root of a task: a wire that nobody serves is none
-            self._owner.fall(text_of(error))
+            self._owner.disconnect(text_of(error))
 
     async def _read(self) -> None:
         try:
@@ -224,10 +224,10 @@ class GrpcWire:
                     raise EOFError("the server ended the session")
                 self._owner.take(answers)
         except Exception as error:  # noqa: BLE001  # the root of a task: a wire that nobody serves is none
-            self._owner.fall(text_of(error))
+            self._owner.disconnect(text_of(error))
 
 
-def stranger_or_none(error: BaseException) -> NotAuthenticated | None:
+def login_error_or_none(error: BaseException) -> NotAuthenticated | None:
     """Return what a call failed with, if the server does not know who asks: then no other way leads further."""
     found = from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
     return found if isinstance(found, NotAuthenticated) else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.steps import Await, Find, Found, NameTaken, Recipe, Write
+from kvstore.client.coordination.lease import SessionLease
+from kvstore.client.coordination.steps import AwaitStep, FindStep, Found, NameTaken, Recipe, WriteStep
 from kvstore.client.core import operations
 from kvstore.errors import ConditionFailed, InvalidRequest, Refused
 
@@ -14,27 +14,27 @@ OPEN_S = 3600.0
 
 
 # docs/protocol.md Q1
-def put(lease: Lease, name: bytes, value: bytes, *, waits: bool) -> Recipe[int]:
+def put(lease: SessionLease, name: bytes, value: bytes, *, waits: bool) -> Recipe[int]:
     """Write a key of the session, and return its version. One that is another session's is left to it: raises
     NameTaken, or waits until it has gone. A write of unknown outcome is neither kept nor taken back, since by then the
     key may be another session's: it goes with its time to live."""
     key = lease.path(name)
     while True:
         try:
-            (version,) = yield Write(puts={key: value})
+            (version,) = yield WriteStep(puts={key: value})
             return int(version)
         except ConditionFailed:
             if not waits:
                 raise NameTaken(f"{key!r} is there, and is not this session's; it may end with another one") from None
-        yield Await(Find(key, keys_only=True), lambda found: key not in found, is_key=True)
+        yield AwaitStep(FindStep(key, keys_only=True), lambda found: key not in found, is_key=True)
 
 
-def delete(lease: Lease, key: bytes) -> Recipe[None]:
+def delete(lease: SessionLease, key: bytes) -> Recipe[None]:
     """Delete a key, if it is one of the session's. If the outcome is unknown it is not kept either."""
     if key not in lease.keys:
         return
     try:
-        yield Write(drops=(key,))
+        yield WriteStep(drops=(key,))
     except Refused:
         raise  # nothing was done
     except BaseException:
@@ -42,12 +42,12 @@ def delete(lease: Lease, key: bytes) -> Recipe[None]:
         raise
 
 
-def join(lease: Lease, prefix: bytes, value: bytes) -> Recipe[None]:
+def join(lease: SessionLease, prefix: bytes, value: bytes) -> Recipe[None]:
     """Write the key that has the session's id, which no other session writes."""
     key = prefix + lease.id
     is_new, is_unknown = key not in lease.keys, True
     try:
-        yield Write(puts={key: value})
+        yield WriteStep(puts={key: value})
         is_unknown = False
     except Refused:
         is_unknown = False
@@ -58,12 +58,12 @@ def join(lease: Lease, prefix: bytes, value: bytes) -> Recipe[None]:
 
 
 def members(prefix: bytes) -> Recipe[Mapping[bytes, bytes]]:
-    found: Found = yield Find(prefix)
+    found: Found = yield FindStep(prefix)
     return _values(found, prefix)
 
 
 def changed(prefix: bytes, known: Mapping[bytes, bytes]) -> Recipe[Mapping[bytes, bytes]]:
-    found: Found = yield Await(Find(prefix), lambda found: _values(found, prefix) != dict(known))
+    found: Found = yield AwaitStep(FindStep(prefix), lambda found: _values(found, prefix) != dict(known))
     return _values(found, prefix)
 
 
@@ -71,7 +71,7 @@ def _values(found: Found, prefix: bytes) -> dict[bytes, bytes]:
     return {key.removeprefix(prefix): item.value for key, item in found.items()}
 
 
-def pass_barrier(lease: Lease, prefix: bytes, parties: int, party: bytes) -> Recipe[None]:
+def pass_barrier(lease: SessionLease, prefix: bytes, parties: int, party: bytes) -> Recipe[None]:
     """Arrive as `party`, and wait until `parties` of different names have. Whoever goes on has made sure that all
     others will: the barrier is open from then on, though those who have passed it may end at once."""
     if parties < 1 or not party:
@@ -82,15 +82,15 @@ def pass_barrier(lease: Lease, prefix: bytes, parties: int, party: bytes) -> Rec
         return opened in found or len({item.value for item in found.values()}) >= parties
 
     try:
-        yield Write(puts={arrival: party}, is_given_up=True)
-        found: Found = yield Await(Find(prefix), is_met)
+        yield WriteStep(puts={arrival: party}, is_given_up=True)
+        found: Found = yield AwaitStep(FindStep(prefix), is_met)
         if opened not in found:
-            yield Write(more=(operations.put(opened, b"", ttl_s=OPEN_S),))
+            yield WriteStep(more=(operations.put(opened, b"", ttl_s=OPEN_S),))
     finally:
         lease.discard(arrival)  # who has passed is not waited for: the barrier is open
 
 
 def meet(prefix: bytes) -> Recipe[bytes]:
     """Wait for what somebody has published there; of several that which was first."""
-    found: Found = yield Await(Find(prefix), bool)
+    found: Found = yield AwaitStep(FindStep(prefix), bool)
     return min(found.values(), key=lambda item: item.created).value

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.steps import Await, Find, Found, Recipe, SessionEnded, Write, is_news
+from kvstore.client.coordination.lease import SessionLease
+from kvstore.client.coordination.steps import AwaitStep, FindStep, Found, Recipe, SessionEnded, WriteStep, is_news
 from kvstore.client.core import operations
 from kvstore.client.core.values import Level
 from kvstore.client.core.watching import Change
@@ -40,8 +40,8 @@ def put(prefix: bytes, value: bytes) -> Recipe[None]:
     """Put an item at the end. If the outcome is unknown it may be there."""
     counter = prefix + TICKETS
     # A counter that a namespace lets expire would begin again, and write over items that wait.
-    ticket, _ = yield Write(more=(operations.increment(counter), operations.expire(counter, None)))
-    yield Write(more=(operations.put(prefix + ITEM + b"%016x" % ticket, value),))
+    ticket, _ = yield WriteStep(more=(operations.increment(counter), operations.expire(counter, None)))
+    yield WriteStep(more=(operations.put(prefix + ITEM + b"%016x" % ticket, value),))
 
 
 def free_ones(found: Found, prefix: bytes) -> list[bytes]:
@@ -60,7 +60,7 @@ def take(prefix: bytes) -> Recipe[Taken]:
             conditions = operations.condition(claim, present=False), operations.condition(item, present=True)
             reads = operations.get(item, Level.LINEARIZABLE), operations.increment(times)
             try:
-                *_, got, taken, token = yield Write(more=(*conditions, *reads), puts={claim: b""})
+                *_, got, taken, token = yield WriteStep(more=(*conditions, *reads), puts={claim: b""})
             except ConditionFailed:
                 continue  # another one was first
             return Taken(name, got.value, token, taken)
@@ -70,19 +70,19 @@ def _some_free(prefix: bytes) -> Recipe[list[bytes]]:
     """Names of items that nobody has, waiting for one."""
     looked_at = LOOKED_AT_FIRST
     while looked_at < LOOKED_AT:
-        found: Found = yield Find(prefix, looked_at, keys_only=True)
+        found: Found = yield FindStep(prefix, looked_at, keys_only=True)
         if free := free_ones(found, prefix):
             return free
         if len(found) < looked_at:
             break
         looked_at *= 4
-    whole = Find(prefix, LOOKED_AT, keys_only=True)
-    found = yield Await(whole, lambda found: bool(free_ones(found, prefix)), wakes=Freed(prefix).wakes)
+    whole = FindStep(prefix, LOOKED_AT, keys_only=True)
+    found = yield AwaitStep(whole, lambda found: bool(free_ones(found, prefix)), wakes=FreedItems(prefix).wakes)
     return free_ones(found, prefix)
 
 
 # docs/protocol.md Q6
-class Freed:
+class FreedItems:
     """Tells the changes that make an item free from those by which one is taken or done, as one who waits hears of them
     in order: many may wait, and each that is woken reads the queue."""
 
@@ -91,7 +91,7 @@ class Freed:
         self._done = b""
         """The item that went last: its claim goes right behind it."""
 
-    def wakes(self, find: Find, found: Found, change: Change) -> bool:
+    def wakes(self, find: FindStep, found: Found, change: Change) -> bool:
         """Whether an item was put, or a claim has gone whose item is there still."""
         is_gone = change.item is None
         if is_gone and change.key.startswith(self._item):
@@ -105,24 +105,24 @@ class Freed:
         return is_gone and change.key.startswith(self._claim) and change.key.removeprefix(self._claim) != self._done
 
 
-def done(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:
+def done(lease: SessionLease, prefix: bytes, taken: Taken) -> Recipe[None]:
     """Take the item out of the queue. Raises SessionEnded if it may have been handed out again."""
     claim = prefix + CLAIM + taken.name
     if claim not in lease.keys:
         raise SessionEnded(f"{claim!r} has ended with its session, or was given back")
     gone = operations.delete(prefix + ITEM + taken.name), operations.delete(prefix + TIMES + taken.name)
-    yield from _let_go(lease, claim, Write(more=gone, drops=(claim,)))
+    yield from _let_go(lease, claim, WriteStep(more=gone, drops=(claim,)))
 
 
-def give_back(lease: Lease, prefix: bytes, taken: Taken) -> Recipe[None]:
+def give_back(lease: SessionLease, prefix: bytes, taken: Taken) -> Recipe[None]:
     """Let another one have it. Nothing is to be done if it was lost meanwhile."""
     claim = prefix + CLAIM + taken.name
     if claim in lease.keys:
-        yield from _let_go(lease, claim, Write(drops=(claim,)))
+        yield from _let_go(lease, claim, WriteStep(drops=(claim,)))
 
 
 # docs/protocol.md Q6
-def _let_go(lease: Lease, claim: bytes, write: Write) -> Recipe[None]:
+def _let_go(lease: SessionLease, claim: bytes, write: WriteStep) -> Recipe[None]:
     """Delete a claim. If the outcome is unknown, the key may be another session's from now on: it is neither kept nor
     deleted, and goes with its time to live if it is still there."""
     try:

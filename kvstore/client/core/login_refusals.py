@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kvstore.client.core.retries import Nobody
+from kvstore.client.core.retries import NoServerReachable
 from kvstore.errors import NotAuthenticated, StoreError, Unavailable
 
 
-class Strangers:
+class LoginRefusals:
     """Addresses whose server did not know who asks when it was asked last, and why it said so first: the one whose user
     is removed while he is served says just that, and afterwards only that nobody has this name."""
 
@@ -18,7 +18,7 @@ class Strangers:
         self._of_new: set[str] = set()
         """Those of them that have said it of a connection that is new, and so of the login that there is now."""
 
-    def hear(self, address: str, error: StoreError | None, *, has_served: bool = False) -> None:
+    def record(self, address: str, error: StoreError | None, *, has_served: bool = False) -> None:
         """Take in what came of asking an address; None: an answer. `has_served`: the connection had answers before, so
         its login was good, and another may be there since: a token is replaced before it expires."""
         if not isinstance(error, NotAuthenticated):
@@ -29,7 +29,7 @@ class Strangers:
         if not has_served:
             self._of_new.add(address)
 
-    def why_or_none(self, addresses: Collection[str], *, is_late: bool) -> NotAuthenticated | None:
+    def error_or_none(self, addresses: Collection[str], *, is_late: bool) -> NotAuthenticated | None:
         """The error of the first that said so, if all do not know who asks; once it is late, if one does not."""
         said = [error for address, error in self._said.items() if address in addresses]
         if not said:
@@ -39,9 +39,9 @@ class Strangers:
     def of_all(self, error: StoreError, addresses: Collection[str], *, is_late: bool) -> StoreError:
         """Choose the error by which an attempt is judged whose server `hear` was told of: that one does not know the
         user is final once all say so, or once it is late and nobody else is there. The next call asks each again."""
-        if not isinstance(error, NotAuthenticated | Nobody):
+        if not isinstance(error, NotAuthenticated | NoServerReachable):
             return error
-        why = self.why_or_none(addresses, is_late=is_late)
+        why = self.error_or_none(addresses, is_late=is_late)
         if why is not None:
             self._said.clear()
             self._of_new.clear()
@@ -53,7 +53,7 @@ class Strangers:
     ) -> StoreError:
         """Choose the error that an attempt ends with: Unavailable, so that the next one is asked, for one that does not
         know who asks, unless that is what all have said."""
-        self.hear(address, error, has_served=has_served)
+        self.record(address, error, has_served=has_served)
         if not isinstance(error, NotAuthenticated):
             return error
-        return self.why_or_none(addresses, is_late=False) or Unavailable(f"{address}: {error}")
+        return self.error_or_none(addresses, is_late=False) or Unavailable(f"{address}: {error}")

@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.coordination.lease import Lease
-from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place, acquire, first_of, in_front, release, turn_of
-from kvstore.client.coordination.steps import Await, Find, NotInTime, SessionEnded, Write
+from kvstore.client.coordination.lease import SessionLease
+from kvstore.client.coordination.locking import (
+    EXCLUSIVE,
+    SHARED,
+    LockKey,
+    acquire,
+    first_of,
+    in_front,
+    release,
+    release_note_of,
+)
+from kvstore.client.coordination.steps import AwaitStep, FindStep, NotInTime, SessionEnded, WriteStep
 from kvstore.client.core.operation import CHECK
 from kvstore.client.core.values import Item
 from kvstore.errors import ConditionFailed, OutcomeUnknown
@@ -26,7 +35,7 @@ def test_the_order_is_that_in_which_the_store_has_made_the_keys() -> None:
     assert in_front(found, b"b", EXCLUSIVE) is None
     assert in_front(found, b"c", EXCLUSIVE) == b"b"
     assert in_front(found, b"a", EXCLUSIVE) == b"c", "the one directly in front: an end wakes one"
-    assert first_of(found) == Place(b"b", 1)
+    assert first_of(found) == LockKey(b"b", 1)
 
 
 def test_readers_wait_for_the_last_writer_in_front_and_writers_for_everybody() -> None:
@@ -39,34 +48,34 @@ def test_who_is_not_in_the_line_holds_nothing() -> None:
         in_front(line((b"a", 1, EXCLUSIVE)), b"b", EXCLUSIVE)
 
 
-def begun() -> tuple[Lease, Any, bytes]:
+def begun() -> tuple[SessionLease, Any, bytes]:
     """Somebody who has asked for a place."""
-    lease = Lease(b"t", b"id")
+    lease = SessionLease(b"t", b"id")
     lease.opened([1, Item(b"", 1, 1, 0, 0)], 0.0)
     recipe = acquire(lease, PREFIX, EXCLUSIVE, b"")
     step = next(recipe)
-    assert isinstance(step, Write)
+    assert isinstance(step, WriteStep)
     (key,) = step.puts
     return lease, recipe, key
 
 
 def test_after_the_one_in_front_has_gone_the_line_is_read_again() -> None:
     _, recipe, key = begun()
-    assert recipe.send([5]) == Find(PREFIX)
+    assert recipe.send([5]) == FindStep(PREFIX)
     waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (b"waiter", 2, EXCLUSIVE), (key, 5, EXCLUSIVE)))
-    assert isinstance(waited, Await)
-    assert (waited.find, waited.is_key) == (Find(b"waiter", keys_only=True), True)
+    assert isinstance(waited, AwaitStep)
+    assert (waited.find, waited.is_key) == (FindStep(b"waiter", keys_only=True), True)
     assert not waited.is_met(line((b"waiter", 2, EXCLUSIVE)))
     assert waited.is_met({})
-    assert recipe.send({}) == Find(TURN)
-    assert recipe.send(line((TURN, 1, b"1"))) == Find(PREFIX), "the former holder's, not the waiter's"
+    assert recipe.send({}) == FindStep(TURN)
+    assert recipe.send(line((TURN, 1, b"1"))) == FindStep(PREFIX), "the former holder's, not the waiter's"
     waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (key, 5, EXCLUSIVE)))
-    assert waited.find == Find(b"holder", keys_only=True)
-    assert recipe.send({}) == Find(TURN)
-    assert recipe.send({}) == Find(PREFIX)
+    assert waited.find == FindStep(b"holder", keys_only=True)
+    assert recipe.send({}) == FindStep(TURN)
+    assert recipe.send({}) == FindStep(PREFIX)
     with pytest.raises(StopIteration) as end:
         recipe.send(line((key, 5, EXCLUSIVE)))
-    assert end.value.value == Place(key, 5)
+    assert end.value.value == LockKey(key, 5)
 
 
 # docs/protocol.md Q4
@@ -76,14 +85,14 @@ def test_after_a_release_of_the_one_in_front_the_line_is_not_read(is_there: bool
     _, recipe, key = begun()
     recipe.send([5])
     recipe.send(line((b"holder", 3, EXCLUSIVE), (key, 5, EXCLUSIVE)))
-    assert recipe.send({}) == Find(TURN)
-    assert recipe.send(line((TURN, 4, b"3"))) == Find(key, keys_only=True)
+    assert recipe.send({}) == FindStep(TURN)
+    assert recipe.send(line((TURN, 4, b"3"))) == FindStep(key, keys_only=True)
     if is_there:
         with pytest.raises(StopIteration) as end:
             recipe.send(line((key, 5, EXCLUSIVE)))
-        assert end.value.value == Place(key, 5)
+        assert end.value.value == LockKey(key, 5)
     else:
-        assert recipe.send({}) == Find(PREFIX)
+        assert recipe.send({}) == FindStep(PREFIX)
 
 
 @pytest.mark.parametrize("error", [NotInTime("late"), OutcomeUnknown("lost")])
@@ -102,14 +111,14 @@ def test_who_is_cancelled_before_the_answer_leaves_nothing_in_the_line() -> None
 
 
 def test_a_release_says_whether_it_was_held_until_then() -> None:
-    lease = Lease(b"t", b"id")
+    lease = SessionLease(b"t", b"id")
     lease.opened([1, Item(b"", 1, 1, 0, 0)], 0.0)
-    assert list(release(lease, PREFIX, Place(b"k", 1), EXCLUSIVE)) == [], "lost before: nothing is asked"
+    assert list(release(lease, PREFIX, LockKey(b"k", 1), EXCLUSIVE)) == [], "lost before: nothing is asked"
     for error in (None, ConditionFailed(0), SessionEnded("over")):
         lease.keys[b"k"] = 1
-        recipe = release(lease, PREFIX, Place(b"k", 1), EXCLUSIVE)
+        recipe = release(lease, PREFIX, LockKey(b"k", 1), EXCLUSIVE)
         step = next(recipe)
-        assert isinstance(step, Write)
+        assert isinstance(step, WriteStep)
         assert step.drops == (b"k",)
         with pytest.raises(StopIteration) as end:
             recipe.throw(error) if error else recipe.send([1, 2, 3])
@@ -118,12 +127,12 @@ def test_a_release_says_whether_it_was_held_until_then() -> None:
 
 def test_a_holder_that_wanted_to_write_says_that_it_has_released_and_readers_do_not() -> None:
     """Other readers may hold it still."""
-    lease = Lease(b"t", b"id")
+    lease = SessionLease(b"t", b"id")
     for mode, told in ((EXCLUSIVE, [(b"k", b""), (TURN, b"7")]), (SHARED, [(b"k", b"")])):
         lease.keys[b"k"] = 1
-        recipe = release(lease, PREFIX, Place(b"k", 7), mode)
+        recipe = release(lease, PREFIX, LockKey(b"k", 7), mode)
         step = next(recipe)
-        assert isinstance(step, Write)
+        assert isinstance(step, WriteStep)
         assert [(each.key, each.value) for each in step.more] == told
         assert step.more[0].code == CHECK
         recipe.close()
@@ -131,5 +140,5 @@ def test_a_holder_that_wanted_to_write_says_that_it_has_released_and_readers_do_
 
 def test_who_has_released_is_said_beside_the_line_and_not_in_it() -> None:
     """Else it would count as a place."""
-    assert turn_of(PREFIX) == TURN
+    assert release_note_of(PREFIX) == TURN
     assert not TURN.startswith(PREFIX)

@@ -6,27 +6,27 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from kvstore.client.blocking.link import Waiter
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.blocking.link import CallWaiter
+from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.env import Clock
 
 
-class Room:
+class AdmissionQueue:
     """The room of one client: each partition's, in which operations begin in the order of coming."""
 
     def __init__(self, lock: threading.Lock, clock: Clock) -> None:
         """`lock` is the client's, which guards the numberings."""
         self._lock, self._clock = lock, clock
-        self.waiting: dict[Numbering, OrderedDict[Waiter, Operation]] = {}
+        self.waiting: dict[Numbering, OrderedDict[CallWaiter, ClientOperation]] = {}
         """Answered whether the operation has begun; not if the client was closed."""
 
-    def stand_in_line(self, numbering: Numbering, operation: Operation) -> Waiter:
+    def enqueue(self, numbering: Numbering, operation: ClientOperation) -> CallWaiter:
         """Take in one for which there is no room. With the lock."""
-        waiter = Waiter()
+        waiter = CallWaiter()
         self.waiting.setdefault(numbering, OrderedDict())[waiter] = operation
         return waiter
 
-    def wait(self, numbering: Numbering, waiter: Waiter, operation: Operation) -> bool:
+    def wait(self, numbering: Numbering, waiter: CallWaiter, operation: ClientOperation) -> bool:
         """Return once the operation has begun, by the end of another; False if its time is over before, or the client
         was closed."""
         is_interrupted = True  # KeyboardInterrupt, a timeout of gevent
@@ -43,14 +43,14 @@ class Room:
                 self._give(numbering)
         return has_begun
 
-    def begin(self, numbering: Numbering, operation: Operation) -> bool:
+    def begin(self, numbering: Numbering, operation: ClientOperation) -> bool:
         """Take an operation in, as Numbering does; if there is no room, first end what should have ended long ago. With
         the lock."""
         if numbering.begin(operation):
             return True
         return numbering.end_overdue(self._clock.now()) and numbering.begin(operation)
 
-    def end(self, operations: Sequence[Operation]) -> None:
+    def end(self, operations: Sequence[ClientOperation]) -> None:
         """Nobody waits for the operations any more: others have their room."""
         with self._lock:
             for operation in operations:

@@ -7,7 +7,7 @@ from typing import Protocol
 from kvstore.client.core.routing import Routing
 
 
-class Engine(Protocol):
+class RoutingEngine(Protocol):
     """The engine that a client runs on."""
 
     routing: Routing
@@ -15,10 +15,10 @@ class Engine(Protocol):
     def time_ms(self) -> int: ...
 
 
-class Known:
+class ClusterView:
     """The cluster as its servers last told it to this client; nobody is asked."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: RoutingEngine) -> None:
         self._engine = engine
 
     def partition_of(self, key: bytes) -> str:
