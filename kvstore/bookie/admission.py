@@ -13,7 +13,7 @@ from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError
-from kvstore.meta.ledger_ids import Counted
+from kvstore.meta.ledger_ids import LedgerIdCount
 from kvstore.proto.bookkeeper import PACKET_MAX
 from kvstore.types import BookieId, LedgerId, LedgerMetadata
 
@@ -46,7 +46,7 @@ class Authority(Protocol):
         """Note that it is an older copy of itself. Raises MetadataError."""
         ...
 
-    async def counted(self) -> Counted:
+    async def counted(self) -> LedgerIdCount:
         """How far the metadata store has given ids. Raises MetadataError."""
         ...
 

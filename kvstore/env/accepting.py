@@ -28,7 +28,7 @@ from kvstore.env.dns.names import NAMES
 from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.ports import Prelude, StreamHandler
-from kvstore.env.preludes import hear_out, wait_for_hello, wants_tls
+from kvstore.env.preludes import finish_prelude, wait_for_hello, wants_tls
 from kvstore.env.shares import Shares
 from kvstore.os_errors import has_no_such_address, reason_of
 
@@ -188,9 +188,9 @@ class Acceptor:
             self._said_at = now
             log.warning("port %d is flooded: %s", self._socket.getsockname()[1], reason)
         self._loop.remove_reader(self._socket.fileno())
-        self._timer = self._loop.call_later(delay_s, self._go_on)
+        self._timer = self._loop.call_later(delay_s, self._resume_accepting)
 
-    def _go_on(self) -> None:
+    def _resume_accepting(self) -> None:
         if not self._is_closed:
             self._loop.add_reader(self._socket.fileno(), self._accept)
 
@@ -259,7 +259,7 @@ class Acceptor:
                     self._note_plain(sock)
                 return None
             if self._prelude is not None:
-                await hear_out(sock, self._prelude)
+                await finish_prelude(sock, self._prelude)
             await wait_for_hello(sock)
             await self._slot(sock, network)
         return max(OPENING_S - (self._loop.time() - began), 0.001)

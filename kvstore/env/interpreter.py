@@ -9,17 +9,17 @@ import sysconfig
 
 DEBIAN_FLAG = "-Wdate-time"
 """Debian and its like optimise without saying so to `configure`; what their packages are built with has this flag."""
-TOLD = ("CONFIG_ARGS", "CPPFLAGS", "PY_CFLAGS_NODIST")
+BUILD_VARIABLES = ("CONFIG_ARGS", "CPPFLAGS", "PY_CFLAGS_NODIST")
 """What `configure` and the compiler were told; the flag is in the second up to Debian 12, in the third after it."""
 
 
 def is_profile_guided(config_args: str, *flags: str) -> bool:
-    """Decide by what TOLD names."""
+    """Decide by what BUILD_VARIABLES names."""
     return "--enable-optimizations" in config_args or any(DEBIAN_FLAG in each for each in flags)
 
 
 def is_this_profile_guided() -> bool:
-    return is_profile_guided(*(str(sysconfig.get_config_var(name) or "") for name in TOLD))
+    return is_profile_guided(*(str(sysconfig.get_config_var(name) or "") for name in BUILD_VARIABLES))
 
 
 def interpreter() -> str:

@@ -124,7 +124,7 @@ class Prelude(Protocol):
         """Whether the handshake comes next."""
         ...
 
-    def hear(self, payload: bytes) -> bytes:
+    def receive(self, payload: bytes) -> bytes:
         """Take one frame's payload; returns what to send. Raises OSError: the connection must close."""
         ...
 

@@ -29,7 +29,7 @@ class NotUnderstood(ConnectionError):
     """The other side has ended the connection, or sent what is no frame, before it said anything."""
 
 
-async def hear_out(sock: socket.socket, prelude: Callable[[], Prelude]) -> None:
+async def finish_prelude(sock: socket.socket, prelude: Callable[[], Prelude]) -> None:
     """Make what was accepted ready for the handshake, with which it may begin as well. Raises OSError; the socket is
     closed then, and when this is cancelled."""
     try:
@@ -98,7 +98,7 @@ async def _talk(sock: socket.socket, prelude: Prelude) -> None:
         (size,) = _LENGTH.unpack(await _exactly(sock, _LENGTH.size))
         if size > FRAME_MAX:
             raise NotUnderstood(f"want a frame of at most {FRAME_MAX} bytes before TLS, got one of {size}")
-        if answer := prelude.hear(await _exactly(sock, size)):
+        if answer := prelude.receive(await _exactly(sock, size)):
             await loop.sock_sendall(sock, answer)
 
 

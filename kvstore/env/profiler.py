@@ -29,7 +29,7 @@ Stack = tuple[str, tuple[CodeType, ...]]
 
 
 @dataclass(slots=True)
-class Seen:
+class StackCount:
     """How often a stack was seen, and the processor time that its thread took up to these looks."""
 
     looks: int = 0
@@ -40,7 +40,7 @@ class Seen:
 class Profile:
     """Stacks that were seen in `took_s` seconds."""
 
-    stacks: dict[Stack, Seen] = field(default_factory=dict)
+    stacks: dict[Stack, StackCount] = field(default_factory=dict)
     looks: int = 0
     took_s: float = 0.0
 
@@ -72,7 +72,7 @@ class Profiler:
                 done.set_result(profile)
 
         def work() -> None:
-            profile = look_for(seconds, rate, stop.wait)
+            profile = sample_for(seconds, rate, stop.wait)
             try:
                 loop.call_soon_threadsafe(ended, profile)
             except RuntimeError:
@@ -86,20 +86,20 @@ class Profiler:
             stop.set()
 
 
-def look_for(seconds: float, rate: int, wait: Callable[[float], object]) -> Profile:
+def sample_for(seconds: float, rate: int, wait: Callable[[float], object]) -> Profile:
     """Look at all threads but this one. `wait(seconds)` returns true once it is to end. Blocks."""
     profile, before = Profile(), dict[int, int]()
     began = time.monotonic()
-    _look(profile, before, is_first=True)
+    _sample(profile, before, is_first=True)
     while (now := time.monotonic()) < began + seconds:
         if wait(min(1 / rate, began + seconds - now)):
             break
-        _look(profile, before)
+        _sample(profile, before)
     profile.took_s = time.monotonic() - began
     return profile
 
 
-def _look(profile: Profile, before: dict[int, int], *, is_first: bool = False) -> None:
+def _sample(profile: Profile, before: dict[int, int], *, is_first: bool = False) -> None:
     """Look once. `before`: the processor time of each thread at the last look."""
     own = threading.get_ident()
     names = {each.ident: each.name for each in threading.enumerate()}
@@ -114,7 +114,7 @@ def _look(profile: Profile, before: dict[int, int], *, is_first: bool = False) -
         stack = (name, _calls(frame))
         if stack not in profile.stacks and len(profile.stacks) >= STACKS_MAX:
             stack = (OTHERS, ())
-        seen = profile.stacks.setdefault(stack, Seen())
+        seen = profile.stacks.setdefault(stack, StackCount())
         seen.looks += 1
         seen.cpu_ns += passed
     profile.looks += not is_first

@@ -13,7 +13,7 @@ COUNTS = (
 )
 
 
-class Span(Protocol):
+class TraceSpan(Protocol):
     """One step of a sampled operation. Times are seconds of the node's clock; without one it is now."""
 
     began_s: float
@@ -23,7 +23,7 @@ class Span(Protocol):
         """The step as the parent of another node's, in the words of W3C Trace Context."""
         ...
 
-    def child(self, name: str, began_s: float | None = None, **attributes: str | int) -> Span:
+    def child(self, name: str, began_s: float | None = None, **attributes: str | int) -> TraceSpan:
         """Begin a step within this one, which may be over."""
         ...
 
@@ -39,14 +39,14 @@ class Traces:
     """Sampled steps that have not ended here, and entries whose bookies may still answer."""
     is_on = False
 
-    def serve(self, name: str, traceparent: str, **attributes: str | int) -> Span | None:
+    def serve(self, name: str, traceparent: str, **attributes: str | int) -> TraceSpan | None:
         """Begin a step whose parent is another process's; None unless that one is sampled."""
         return None
 
     def stored(self, ledger: int, entry: int, bookie: str) -> None:
         """Take note that a bookie has stored an entry. Called while `live`."""
 
-    def acknowledged(self, span: Span, ledger: int, entry: int, sent_s: float) -> None:
+    def acknowledged(self, span: TraceSpan, ledger: int, entry: int, sent_s: float) -> None:
         """Give `span`, the append of an entry, a child for each bookie that has stored it or will soon."""
 
     def statistics(self) -> dict[str, int]:

@@ -13,21 +13,21 @@ from enum import StrEnum
 _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]")
 
 
-class Kind(StrEnum):
+class MetadataKind(StrEnum):
     ZOOKEEPER = "zookeeper"
     ETCD = "etcd"
 
     @property
     def shown(self) -> str:
         """As people write it."""
-        return "ZooKeeper" if self is Kind.ZOOKEEPER else "etcd"
+        return "ZooKeeper" if self is MetadataKind.ZOOKEEPER else "etcd"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """One store, and the place in it that is the cluster's own."""
 
-    kind: Kind
+    kind: MetadataKind
     hosts: tuple[str, ...]
     """`host:port` of each."""
     place: str
@@ -47,14 +47,16 @@ def parse(text: str) -> Address:
             "metadata.password_file, or by KVSTORE_METADATA_USER and KVSTORE_METADATA_PASSWORD_FILE in the environment"
         )
     scheme, separator, rest = text.rpartition("://")
-    if separator and scheme not in set(Kind):
+    if separator and scheme not in set(MetadataKind):
         raise ValueError(f"want etcd://host:port,host:port/prefix or zookeeper://host:port/chroot, got {text!r}")
     hosts, _, place = rest.partition("/")
     for each in hosts.split(","):
         host, _, port = each.rpartition(":")
         if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"want host:port,host:port/chroot, or etcd:// before it, got {text!r}")
-    return Address(Kind(scheme) if separator else Kind.ZOOKEEPER, tuple(hosts.split(",")), place.strip("/"))
+    return Address(
+        MetadataKind(scheme) if separator else MetadataKind.ZOOKEEPER, tuple(hosts.split(",")), place.strip("/")
+    )
 
 
 def address_fault(text: str) -> str:

@@ -38,12 +38,12 @@ class AuditorVotes:
         session = self._store.session
         votes = await until_known(self._votes)
         if session != self._voted_in or self._own not in votes:
-            self._own = await self._vote_anew()
+            self._own = await self._vote_once()
             self._voted_in = session
             votes = await until_known(self._votes)
         is_lowest = bool(votes) and self._own == votes[0] and self._store.session == session
         if is_lowest and self._elected_in != session:
-            await self._tell()
+            await self._publish_name()
         self._elected_in = session if is_lowest else 0
         return is_lowest
 
@@ -58,7 +58,7 @@ class AuditorVotes:
         """Call `changed` soon after there may be other candidates."""
         return self._store.watch(paths.AUDITOR_VOTES, changed)
 
-    async def _vote_anew(self) -> str:
+    async def _vote_once(self) -> str:
         """The name of this session's lowest vote; it is the only one then. There were two if an answer was lost."""
         own = await self._own_votes()
         if not own:
@@ -91,7 +91,7 @@ class AuditorVotes:
             return False
         return stat.owner == self._store.session
 
-    async def _tell(self) -> None:
+    async def _publish_name(self) -> None:
         """Name this candidate in the parent too, for whoever looks there."""
         with suppress(NoSuchNode, VersionConflict):
             data, stat = await self._store.get(paths.AUDITOR_VOTES)

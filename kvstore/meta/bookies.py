@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown
-from kvstore.meta.registration import Bookies, RegistrationClient
+from kvstore.meta.registration import RegisteredBookies, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.types import BookieId
 
@@ -26,7 +26,7 @@ class BookieView:
     """
 
     def __init__(self, store: MetadataStore) -> None:
-        self.current = Bookies({}, {})
+        self.current = RegisteredBookies({}, {})
         self._client = RegistrationClient(store)
         self._addresses: dict[BookieId, str] = {}
         self._zones: dict[BookieId, str] = {}

@@ -21,7 +21,7 @@ _MALFORMED = (msgspec.MsgspecError, RecursionError)
 """Brackets in brackets by the thousand are a document of nobody's."""
 
 
-class _Envelope(msgspec.Struct):
+class _FormatOnly(msgspec.Struct):
     format: int
 
 
@@ -36,7 +36,7 @@ def encode(document: object, *, format: int = 1) -> bytes:
 def format_of(data: bytes, *, what: str) -> int:
     """The format number of a document. Raises UndecodableNode."""
     try:
-        return msgspec.json.decode(data, type=_Envelope).format
+        return msgspec.json.decode(data, type=_FormatOnly).format
     except _MALFORMED as error:
         raise UndecodableNode(f"{what} has no format number: {error}") from error
 
@@ -45,7 +45,7 @@ def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
     """The document in `data`. `what` names it in errors. Raises UndecodableNode, also for another format
     number."""
     try:
-        found = msgspec.json.decode(data, type=_Envelope).format
+        found = msgspec.json.decode(data, type=_FormatOnly).format
         if found != format:
             raise UndecodableNode(f"{what} has format {found}; this build reads {format}")
     except _MALFORMED as error:

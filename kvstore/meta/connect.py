@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.tls import Tls
-from kvstore.meta.address import Kind, parse
+from kvstore.meta.address import MetadataKind, parse
 from kvstore.meta.etcd import EtcdStore
 from kvstore.meta.login import MetadataLogin
 from kvstore.meta.zookeeper.store import ZooKeeperStore
@@ -28,5 +28,5 @@ async def connect(
     Raises MetadataUnavailable if none answers within `timeout_s`, MetadataDenied if it refuses the login or its user,
     ValueError for what is no address, OSError for TLS files that are none, ConfigError."""
     found = parse(address)
-    driver = EtcdStore if found.kind is Kind.ETCD else ZooKeeperStore
+    driver = EtcdStore if found.kind is MetadataKind.ETCD else ZooKeeperStore
     return await driver.connect(found.connection, tls=tls, login=login, connect_timeout_s=timeout_s, liveness=liveness)

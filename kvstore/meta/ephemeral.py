@@ -24,7 +24,7 @@ from kvstore.meta import paths
 from kvstore.meta.store import Create, Delete, MetadataStore, SessionState, ensure_path
 
 log = logging.getLogger(__name__)
-rest = asyncio.sleep
+pause = asyncio.sleep
 
 LOOK_AGAIN_S = 30.0
 RETRY_S = 0.2
@@ -59,7 +59,7 @@ class KeptEphemeral:
         self._wanted: bytes | None = None
         self._placed: bytes | None = None
         """What `on_placed` was last called for, unless a write has been sent since."""
-        self._has_replaced, self._rest_s = False, RETRY_S
+        self._has_replaced, self._pause_s = False, RETRY_S
         self._turn = asyncio.Lock()
         self._hint = asyncio.Event()
 
@@ -86,13 +86,13 @@ class KeptEphemeral:
         try:
             while True:
                 if not await wait_within(self._hint, LOOK_AGAIN_S):
-                    self._rest_s = RETRY_S
+                    self._pause_s = RETRY_S
                 self._hint.clear()
                 await self._try_once()
                 if self._has_replaced:
                     self._has_replaced = False
-                    await rest(self._rest_s)
-                    self._rest_s = min(2 * self._rest_s, LOOK_AGAIN_S)
+                    await pause(self._pause_s)
+                    self._pause_s = min(2 * self._pause_s, LOOK_AGAIN_S)
         finally:
             watch.close()
 

@@ -13,7 +13,7 @@ from kvstore.meta.store import Create, MetadataStore
 from kvstore.meta.update import until_known
 
 
-class Layout(NamedTuple):
+class LedgerLayout(NamedTuple):
     """The LAYOUT node: the manager that arranges the ledgers' nodes, and its version."""
 
     factory: str
@@ -22,15 +22,15 @@ class Layout(NamedTuple):
 
 
 LAYOUT_FORMAT = 2
-HIERARCHICAL = Layout("org.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory", 1)
+HIERARCHICAL = LedgerLayout("org.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory", 1)
 """The one layout that we read and write: ledgers in trees of four digits per level, short and long ids side by side."""
 
 
-def encode_layout(layout: Layout) -> bytes:
+def encode_layout(layout: LedgerLayout) -> bytes:
     return f"{LAYOUT_FORMAT}\n{layout.factory}:{layout.version}".encode()
 
 
-def decode_layout(data: bytes) -> Layout:
+def decode_layout(data: bytes) -> LedgerLayout:
     """Raises ConfigError for what we cannot work with."""
     lines = data.decode(errors="replace").strip().split("\n")
     if lines[0] != str(LAYOUT_FORMAT) or len(lines) != 2:
@@ -38,7 +38,7 @@ def decode_layout(data: bytes) -> Layout:
     factory, _, version = lines[1].rpartition(":")
     if not re.fullmatch(r"[0-9]{1,9}", version):
         raise ConfigError(f"{paths.LAYOUT} is {lines[1]!r}, want a class and its version with a colon between")
-    return Layout(factory, int(version))
+    return LedgerLayout(factory, int(version))
 
 
 class LayoutStore:
@@ -105,7 +105,7 @@ class LayoutStore:
         return data.decode(errors="replace")
 
 
-class Identity:
+class ClusterIdentity:
     """The cluster that this process belongs to: the one that the metadata store held first."""
 
     def __init__(self, store: MetadataStore, instance_id: str | None = None) -> None:

@@ -41,7 +41,7 @@ class FormerCount:
 
 # docs/protocol.md B29
 @dataclass(frozen=True, slots=True)
-class Counted:
+class LedgerIdCount:
     """How far the metadata store has counted, here and where its metadata were before."""
 
     to: LedgerId

@@ -39,7 +39,7 @@ _DELAY = re.compile(rb"\s*(\d{1,10})\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LedgerMark:
     """A ledger that lacks copies, or may."""
 
     ledger: LedgerId
@@ -68,14 +68,14 @@ def encode_mark(replicas: Iterable[BookieId], marked_ms: int) -> bytes:
     return _text(UnderreplicatedLedgerFormat(replica=list(replicas), ctime=marked_ms))
 
 
-def decode_mark(ledger: LedgerId, data: bytes, stat: Stat) -> Mark:
+def decode_mark(ledger: LedgerId, data: bytes, stat: Stat) -> LedgerMark:
     """A mark that cannot be read is one all the same, of which only the ledger is known."""
     try:
         message = _parsed(data, UnderreplicatedLedgerFormat(), f"the mark of ledger {ledger}")
     except Corrupted:
-        return Mark(ledger, (), 0, stat.version, stat.created)
+        return LedgerMark(ledger, (), 0, stat.version, stat.created)
     replicas = tuple(BookieId(each) for each in message.replica)
-    return Mark(ledger, replicas, message.ctime, stat.version, stat.created)
+    return LedgerMark(ledger, replicas, message.ctime, stat.version, stat.created)
 
 
 def encode_lock(worker: str) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.memory_tree import MemoryTree
-from kvstore.meta.store import Change, Delete, History, SessionState, SetData, Stat, Watch
+from kvstore.meta.store import Change, Delete, MetadataHistory, SessionState, SetData, Stat, Watch
 
 __all__ = ["MemoryStore", "MemoryTree"]
 
@@ -21,7 +21,7 @@ class MemoryStore:
         self.tree = tree or MemoryTree()
         self._session = self.tree.open_session()
         self._state = SessionState.CONNECTED
-        self.history: History = Generations(1)
+        self.history: MetadataHistory = Generations(1)
         self._watches: list[_MemoryWatch] = []
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
 
@@ -114,7 +114,7 @@ class MemoryStore:
 
 
 class Generations:
-    """The History of a store whose servers number everything on, whatever happens to them."""
+    """The MetadataHistory of a store whose servers number everything on, whatever happens to them."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation

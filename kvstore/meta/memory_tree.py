@@ -16,7 +16,7 @@ Observer = Callable[[str, bytes | None, bytes | None], None]
 
 
 @dataclass(slots=True)
-class Node:
+class TreeNode:
     data: bytes
     created: int
     owner: int
@@ -26,8 +26,8 @@ class Node:
     """Children ever created; numbers the sequential ones."""
     children: set[str] = field(default_factory=set)
 
-    def copy(self) -> Node:
-        return Node(
+    def copy(self) -> TreeNode:
+        return TreeNode(
             self.data, self.created, self.owner, self.modified_ms, self.version, self.births, set(self.children)
         )
 
@@ -35,10 +35,10 @@ class Node:
         return Stat(self.version, self.created, self.owner, self.modified_ms)
 
 
-ROOT = Node(b"", created=0, owner=0, modified_ms=0)
+ROOT = TreeNode(b"", created=0, owner=0, modified_ms=0)
 
 
-def find(nodes: dict[str, Node], path: str) -> Node:
+def find(nodes: dict[str, TreeNode], path: str) -> TreeNode:
     """Raises NoSuchNode, and ValueError for a malformed path."""
     paths.check(path)
     node = nodes.get(path)
@@ -52,7 +52,7 @@ class MemoryTree:
 
     def __init__(self, wall_ms: Callable[[], int] = lambda: 0) -> None:
         self.observers: list[Observer] = []
-        self.on_commit: Callable[[dict[str, Node | None]], None] = lambda touched: None
+        self.on_commit: Callable[[dict[str, TreeNode | None]], None] = lambda touched: None
         """Told of each transaction's nodes as they are from then on; what is in them never changes again."""
         self._wall_ms = wall_ms
         self._nodes = {"/": ROOT}
@@ -140,7 +140,7 @@ class MemoryTree:
                 fire()
 
 
-def _same_value(old: Node | None, new: Node | None) -> bool:
+def _same_value(old: TreeNode | None, new: TreeNode | None) -> bool:
     if old is None or new is None:
         return old is new
     return (old.created, old.version) == (new.created, new.version)
@@ -150,8 +150,8 @@ class Transaction:
     """Changes on copies of the nodes they touch; the tree takes the copies when all have succeeded. Of `nodes` it needs
     those that the changes name, their parents, and the names of their children (kvstore/meta/etcd reads just these)."""
 
-    def __init__(self, nodes: dict[str, Node], number: int, *, session: int, now_ms: int) -> None:
-        self.touched: dict[str, Node | None] = {}
+    def __init__(self, nodes: dict[str, TreeNode], number: int, *, session: int, now_ms: int) -> None:
+        self.touched: dict[str, TreeNode | None] = {}
         self._nodes, self._number, self._session, self._now_ms = nodes, number, session, now_ms
 
     def apply(self, change: Change) -> None:
@@ -177,7 +177,7 @@ class Transaction:
         parent.births += 1
         parent.children.add(change.path.rpartition("/")[2])
         owner = self._session if change.ephemeral else 0
-        self.touched[change.path] = Node(change.data, self._number, owner, self._now_ms)
+        self.touched[change.path] = TreeNode(change.data, self._number, owner, self._now_ms)
 
     def _delete(self, change: Delete) -> None:
         if self._present(change.path, change.version).children:
@@ -185,10 +185,10 @@ class Transaction:
         self._writable(paths.parent(change.path), -1).children.remove(change.path.rpartition("/")[2])
         self.touched[change.path] = None
 
-    def _look(self, path: str) -> Node | None:
+    def _look(self, path: str) -> TreeNode | None:
         return self.touched[path] if path in self.touched else self._nodes.get(path)
 
-    def _present(self, path: str, version: int) -> Node:
+    def _present(self, path: str, version: int) -> TreeNode:
         node = self._look(path)
         if node is None:
             raise NoSuchNode(path)
@@ -196,7 +196,7 @@ class Transaction:
             raise VersionConflict(path)
         return node
 
-    def _writable(self, path: str, version: int) -> Node:
+    def _writable(self, path: str, version: int) -> TreeNode:
         node = self._present(path, version)
         if path not in self.touched:
             node = node.copy()

@@ -88,7 +88,7 @@ class BookieRegistration:
                 self._unfinished.clear()
 
 
-class Bookies(NamedTuple):
+class RegisteredBookies(NamedTuple):
     """The registered bookies at one moment, and the `host:port` of each."""
 
     writable: dict[BookieId, str]
@@ -107,14 +107,14 @@ class RegistrationClient:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
-    async def bookies(self) -> Bookies:
+    async def bookies(self) -> RegisteredBookies:
         """Raises MetadataUnavailable, or MetadataUnknown (harmless: nothing was written); never a part of the set."""
         zones: dict[BookieId, str] = {}
         writable = await self._registered(paths.AVAILABLE, zones)
         readonly = await self._registered(paths.READONLY, zones)
         # One that has become writable meanwhile was in neither.
         writable |= await self._registered(paths.AVAILABLE, zones, besides=writable)
-        return Bookies(writable, readonly, zones)
+        return RegisteredBookies(writable, readonly, zones)
 
     async def names(self) -> frozenset[BookieId]:
         """Return every registered bookie, also bookies whose address this build cannot decode."""

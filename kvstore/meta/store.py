@@ -82,7 +82,7 @@ class Watch(Protocol):
     def close(self) -> None: ...
 
 
-class History(Protocol):
+class MetadataHistory(Protocol):
     """The store's history, as far as a driver knows it from all of its connections."""
 
     generation: int
@@ -99,7 +99,7 @@ class MetadataStore(Protocol):
     """One session with the store. All coroutine methods raise MetadataUnavailable or MetadataUnknown besides what they
     name."""
 
-    history: History
+    history: MetadataHistory
 
     @property
     def state(self) -> SessionState: ...

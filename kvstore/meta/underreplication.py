@@ -17,7 +17,7 @@ from kvstore.errors import (
     VersionConflict,
 )
 from kvstore.meta import marks, paths
-from kvstore.meta.marks import Mark
+from kvstore.meta.marks import LedgerMark
 from kvstore.meta.store import MetadataStore, SessionState, Watch, ensure_path
 from kvstore.meta.update import until_known
 from kvstore.types import BookieId, LedgerId
@@ -30,7 +30,7 @@ _STEP = 1_000
 class MarkLock:
     """The right to repair one marked ledger, until it is released or the session ends."""
 
-    def __init__(self, store: MetadataStore, mark: Mark, session: int) -> None:
+    def __init__(self, store: MetadataStore, mark: LedgerMark, session: int) -> None:
         self.mark = mark
         """As it was once the lock was held."""
         self._store, self._session = store, session
@@ -82,25 +82,25 @@ class Underreplication:
     # ── marks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     # docs/protocol.md A1
-    async def mark(self, ledger: LedgerId, missing: Iterable[BookieId], now_ms: int, *, anew: bool = False) -> bool:
+    async def mark(self, ledger: LedgerId, missing: Iterable[BookieId], now_ms: int, *, rewrite: bool = False) -> bool:
         """Have `missing` named in the ledger's mark, beside whom it names already; whether that changed it.
 
-        `anew`: write the mark also if it names them all, for what was found out just now. So whoever is repairing the
-        ledger, and may have passed that place, does not take the mark away. Raises VersionConflict if others were
-        always first.
+        `rewrite`: write the mark even if it names all of them already, because new damage was found. Then a worker that
+        is repairing the ledger, and may have passed that place, does not remove the mark. Raises VersionConflict if
+        other writers were always first.
         """
         wanted = sorted(set(missing))
         await self._store.sync(paths.MARKS)  # a mark that is only seen still, and is gone, would do for nobody
-        return await until_known(lambda: self._mark(ledger, wanted, now_ms, anew=anew))
+        return await until_known(lambda: self._mark(ledger, wanted, now_ms, rewrite=rewrite))
 
-    async def _mark(self, ledger: LedgerId, wanted: list[BookieId], now_ms: int, *, anew: bool) -> bool:
+    async def _mark(self, ledger: LedgerId, wanted: list[BookieId], now_ms: int, *, rewrite: bool) -> bool:
         path = paths.mark(ledger)
         for _ in range(_ATTEMPTS_MAX):
             try:
                 data, stat = await self._store.get(path)
                 found = marks.decode_mark(ledger, data, stat)
                 more = [each for each in wanted if each not in found.replicas]
-                if not more and found.replicas and not anew:
+                if not more and found.replicas and not rewrite:
                     return False
                 await self._store.set(path, marks.encode_mark((*found.replicas, *more), now_ms), stat.version)
                 return True
@@ -122,7 +122,7 @@ class Underreplication:
                 await ensure_path(self._store, paths.parent(path))
         raise MetadataError(f"{path}: its parent nodes vanish as fast as they are made")
 
-    async def get(self, ledger: LedgerId) -> Mark | None:
+    async def get(self, ledger: LedgerId) -> LedgerMark | None:
         """Its mark, perhaps of a moment ago; None if it has none."""
         try:
             data, stat = await self._store.get(paths.mark(ledger))
@@ -130,7 +130,7 @@ class Underreplication:
             return None
         return marks.decode_mark(ledger, data, stat)
 
-    async def marked(self) -> AsyncIterator[Mark]:
+    async def marked(self) -> AsyncIterator[LedgerMark]:
         """Every mark, by rising ledger; one page (65,536 ledger ids) of the tree is in memory at a time."""
         await self._store.sync(paths.MARKS)
         levels = [iter([paths.MARKS])]
@@ -192,9 +192,9 @@ class Underreplication:
         except MetadataError:
             # Its caller does not know of it: until the session ends nobody else could have the ledger.
             with suppress(MetadataError):
-                await MarkLock(self._store, Mark(ledger, (), 0, 0, 0), session).release()
+                await MarkLock(self._store, LedgerMark(ledger, (), 0, 0, 0), session).release()
             raise
-        await MarkLock(self._store, Mark(ledger, (), 0, 0, 0), session).release()
+        await MarkLock(self._store, LedgerMark(ledger, (), 0, 0, 0), session).release()
         return None
 
     async def _take(self, path: str, data: bytes) -> int | None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvstore.env import profiler
-from kvstore.env.profiler import OTHERS, RATE_MAX, SECONDS_MAX, Profiler, look_for, name_of
+from kvstore.env.profiler import OTHERS, RATE_MAX, SECONDS_MAX, Profiler, name_of, sample_for
 from kvstore.errors import InvalidRequest, Overloaded
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -62,7 +62,7 @@ def working() -> Iterator[Work]:
 def test_what_runs_has_processor_time_and_what_waits_has_none() -> None:
     with working() as work:
         steps = work.progress(LOOKS)
-        profile = look_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
+        profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
     assert profile.looks == LOOKS
     cpu_ns, looks = dict[str, int](), dict[str, int]()
     functions: dict[str, set[str]] = {}
@@ -79,7 +79,7 @@ def test_what_runs_has_processor_time_and_what_waits_has_none() -> None:
 def test_the_thread_that_looks_does_not_see_itself() -> None:
     with working() as work:
         steps = work.progress(3)
-        profile = look_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
+        profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
     assert threading.current_thread().name not in {thread for thread, _ in profile.stacks}
 
 
@@ -88,7 +88,7 @@ def test_stacks_are_bounded_in_number_and_depth(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(profiler, "DEPTH_MAX", 2)
     with working() as work:
         steps = work.progress(LOOKS)
-        profile = look_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
+        profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
     assert len(profile.stacks) == 2
     assert (OTHERS, ()) in profile.stacks
     assert all(len(calls) <= 2 for _, calls in profile.stacks)
@@ -138,6 +138,6 @@ async def test_a_profile_has_bounds(seconds: float, rate: int) -> None:
 
 
 def test_a_function_is_named_with_its_file_as_people_know_it() -> None:
-    assert name_of(look_for.__code__).startswith("look_for (kvstore/env/profiler.py:")
+    assert name_of(sample_for.__code__).startswith("sample_for (kvstore/env/profiler.py:")
     assert name_of(pytest.main.__code__).split("(")[1].startswith("_pytest/")
     assert sys.prefix not in name_of(threading.Thread.start.__code__)

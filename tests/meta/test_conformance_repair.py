@@ -77,7 +77,7 @@ async def test_damage_found_anew_makes_a_mark_another_one(store: MetadataStore) 
     await repair.ensure()
     await repair.mark(SEVEN, [B1], 5)
     before = await repair.get(SEVEN)
-    assert await repair.mark(SEVEN, [B1], 4, anew=True), "also where a clock went back"
+    assert await repair.mark(SEVEN, [B1], 4, rewrite=True), "also where a clock went back"
     after = await repair.get(SEVEN)
     assert before is not None
     assert after is not None

@@ -182,7 +182,7 @@ async def test_two_processes_that_take_each_other_for_former_ones_do_not_replace
     async def rest(_seconds: float) -> None:
         await asyncio.Event().wait()  # however long the turns below take
 
-    monkeypatch.setattr(ephemeral, "rest", rest)
+    monkeypatch.setattr(ephemeral, "pause", rest)
     twin = FaultyStore(store.tree)
     for each in (store, twin):
         kept = KeptEphemeral(each, PATH, is_our_former=lambda _: True)
@@ -202,7 +202,7 @@ async def test_a_node_that_is_replaced_again_and_again_is_put_back_ever_more_rar
     async def rest(seconds: float) -> None:
         rests.append(seconds)
 
-    monkeypatch.setattr(ephemeral, "rest", rest)
+    monkeypatch.setattr(ephemeral, "pause", rest)
     kept = KeptEphemeral(store, PATH, is_our_former=lambda _: True)
     kept.start(nursery)
     await kept.publish(b"mine")
@@ -229,4 +229,4 @@ async def is_mine(store: FaultyStore) -> bool:
 
 
 async def has_calmed(kept: KeptEphemeral) -> bool:
-    return kept._rest_s == ephemeral.RETRY_S
+    return kept._pause_s == ephemeral.RETRY_S

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.errors import Corrupted
 from kvstore.meta import marks, paths
-from kvstore.meta.marks import Mark
+from kvstore.meta.marks import LedgerMark
 from kvstore.meta.store import Stat
 from kvstore.types import BookieId, LedgerId
 
@@ -26,7 +26,7 @@ def test_the_bytes_are_apaches() -> None:
 def test_what_is_written_is_read_back() -> None:
     assert marks.decode_layout(marks.encode_layout(), what="L") == ("BASIC", 1)
     data = marks.encode_mark([B1, B2], 5)
-    assert marks.decode_mark(SEVEN, data, STAT) == Mark(SEVEN, (B1, B2), 5, version=3, created=9)
+    assert marks.decode_mark(SEVEN, data, STAT) == LedgerMark(SEVEN, (B1, B2), 5, version=3, created=9)
     assert marks.decode_lock(b'bookieId: "host"\n', what="l") == "host"
     assert marks.decode_lock(b"", what="l") == "", "Apache's, on a host whose name is not known"
     assert marks.decode_vote(marks.encode_vote("n1"), what="v") == "n1"
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_back() -> None:
 # docs/protocol.md A1
 def test_a_mark_that_cannot_be_read_names_its_ledger_all_the_same() -> None:
     for data in (b"\xff\xfe", b"replica: ", b"replica: 5\n", b"{" * 10_000):
-        assert marks.decode_mark(SEVEN, data, STAT) == Mark(SEVEN, (), 0, version=3, created=9)
+        assert marks.decode_mark(SEVEN, data, STAT) == LedgerMark(SEVEN, (), 0, version=3, created=9)
 
 
 @pytest.mark.parametrize("data", [b"", b"-1", b"1.5", b"ten", b"2147483648", b"9" * 5_000])

@@ -6,7 +6,7 @@ from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, M
 from kvstore.meta import paths, registration
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
+from kvstore.meta.registration import BookieRegistration, RegisteredBookies, RegistrationClient
 from kvstore.meta.service_info import encode_service_info
 from kvstore.meta.store import ensure_path
 from kvstore.types import BookieId
@@ -32,7 +32,7 @@ async def test_a_registered_bookie_is_found_with_its_address(store: FaultyStore,
     await BookieRegistration(store, B1, A1).start(nursery)
     await BookieRegistration(store, B2, A2).start(nursery, readonly=True)
     found = await RegistrationClient(store).bookies()
-    assert found == Bookies(writable={B1: A1}, readonly={B2: A2})
+    assert found == RegisteredBookies(writable={B1: A1}, readonly={B2: A2})
     assert found.all == {B1: A1, B2: A2}
 
 
@@ -68,7 +68,7 @@ async def test_moves_that_follow_each_other_at_once_end_as_the_last_one_says(
             await asyncio.sleep(0)
         await asyncio.gather(first, bookie.set_readonly(last))
         found = await RegistrationClient(store).bookies()
-        assert found == Bookies(*({}, {B1: A1}) if last else ({B1: A1}, {})), f"{delay} turns apart"
+        assert found == RegisteredBookies(*({}, {B1: A1}) if last else ({B1: A1}, {})), f"{delay} turns apart"
 
 
 async def test_after_a_lost_session_a_bookie_registers_again(store: FaultyStore, nursery: TestNursery) -> None:
@@ -91,7 +91,7 @@ async def test_a_move_that_the_store_interrupts_is_made_later(
         await bookie.set_readonly(True)
     store.resume()
     await let_run()
-    assert await RegistrationClient(store).bookies() == Bookies(writable={}, readonly={B1: A1})
+    assert await RegistrationClient(store).bookies() == RegisteredBookies(writable={}, readonly={B1: A1})
 
 
 async def test_the_registration_of_a_dead_predecessor_is_replaced_at_once(
@@ -130,7 +130,7 @@ async def test_a_stopped_bookie_is_in_no_set(store: FaultyStore, nursery: TestNu
     bookie = BookieRegistration(store, B1, A1)
     await bookie.start(nursery)
     await bookie.stop()
-    assert await RegistrationClient(store).bookies() == Bookies({}, {})
+    assert await RegistrationClient(store).bookies() == RegisteredBookies({}, {})
 
 
 async def test_a_bookie_whose_registration_cannot_be_read_is_left_out(store: FaultyStore) -> None:
@@ -151,7 +151,7 @@ async def test_a_watch_on_bookies_is_called_for_both_sets(store: FaultyStore, nu
 
 async def test_a_view_follows_the_bookies(store: FaultyStore, other: MemoryStore, nursery: TestNursery) -> None:
     view = BookieView(store)
-    changes: list[Bookies] = []
+    changes: list[RegisteredBookies] = []
     view.on_change(lambda: changes.append(view.current))
     await view.start(nursery)
     assert view.address(B1) is None

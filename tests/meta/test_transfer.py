@@ -9,7 +9,14 @@ import pytest
 from kvstore.errors import ConfigError, MetadataError
 from kvstore.meta import dump, paths
 from kvstore.meta.layout import LayoutStore
-from kvstore.meta.ledger_ids import Counted, FormerCount, LedgerIdGenerator, decode_former, encode_former, former_counts
+from kvstore.meta.ledger_ids import (
+    FormerCount,
+    LedgerIdCount,
+    LedgerIdGenerator,
+    decode_former,
+    encode_former,
+    former_counts,
+)
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import MetadataStore, ensure_path
@@ -66,7 +73,7 @@ async def test_after_a_move_it_is_known_how_far_ids_were_counted_in_all_former_p
     await restore(second, *await export(store))
     former = await former_counts(second)
     assert former == (FormerCount(LedgerId(3), is_sure=True), FormerCount(LedgerId(1 << 32), is_sure=True))
-    counted = Counted(await LedgerIdGenerator(second).next_id(), former)
+    counted = LedgerIdCount(await LedgerIdGenerator(second).next_id(), former)
     given = {0, 2, 3, (1 << 32) - 1, 1 << 32, (1 << 32) + 1, 2 << 32, (2 << 32) + 1, 3 << 32}
     assert {each for each in given if not counted.never_gave(each)} == {0, 2}
     assert {each for each in given if not counted.may_lack(each)} == {0, 2, 3 << 32}, "of others, of another range"
@@ -78,7 +85,7 @@ async def test_of_a_file_that_tells_no_count_the_id_behind_its_last_ledger_may_h
     del nodes[paths.COUNTED]
     store = MemoryStore()
     await restore(store, nodes, instance)
-    counted = Counted(LedgerId(1 << 32), await former_counts(store))
+    counted = LedgerIdCount(LedgerId(1 << 32), await former_counts(store))
     assert counted.former == (FormerCount(LedgerId(3), is_sure=False),)
     assert (counted.may_lack(2), counted.may_lack(3), counted.never_gave(3)) == (False, True, False)
 

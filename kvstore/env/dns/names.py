@@ -48,7 +48,7 @@ class NoAnswer(OSError):
     """The name service has not told the addresses of a name in time, or has failed."""
 
 
-class _Asked(Struct, eq=False):
+class _FamilyState(Struct, eq=False):
     """The addresses of a name in one family, as far as they are known."""
 
     addresses: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class _Name(Struct, eq=False):
     """One name, with those who wait for its addresses."""
 
     host: str
-    families: dict[socket.AddressFamily, _Asked]
+    families: dict[socket.AddressFamily, _FamilyState]
     waiting: set[Wake]
 
 
@@ -158,13 +158,13 @@ class Names:
     def _name(self, host: str) -> _Name:
         found = self._names.pop(host, None)
         if found is None:
-            found = _Name(host, {family: _Asked() for family in FAMILIES}, set())
+            found = _Name(host, {family: _FamilyState() for family in FAMILIES}, set())
         self._names[host] = found  # as the last one
         while len(self._names) > NAMES_MAX:
             del self._names[next(iter(self._names))]
         return found
 
-    def _asked(self, name: _Name, family: socket.AddressFamily, now: float) -> _Asked:
+    def _asked(self, name: _Name, family: socket.AddressFamily, now: float) -> _FamilyState:
         """The state of one family, whose lookup is begun if it is due."""
         asked = name.families[family]
         if asked.is_running or asked.is_settled(now):
@@ -185,7 +185,7 @@ class Names:
         return asked
 
     @staticmethod
-    def _failure(host: str, families: Sequence[_Asked], timeout_s: float) -> OSError:
+    def _failure(host: str, families: Sequence[_FamilyState], timeout_s: float) -> OSError:
         if all(each.is_absent for each in families):
             number = families[0].failure.errno if families[0].failure is not None else socket.EAI_NONAME
             return socket.gaierror(number, f"{host}: no such host, or it has no address")
@@ -196,7 +196,7 @@ class Names:
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, name: _Name, family: socket.AddressFamily, asked: _Asked, lock: threading.Lock) -> None:
+    def _run(self, name: _Name, family: socket.AddressFamily, asked: _FamilyState, lock: threading.Lock) -> None:
         addresses: Sequence[str] = ()
         failure: OSError | None = None
         try:
@@ -252,7 +252,7 @@ def _has_route(address: str, family: socket.AddressFamily) -> bool:
     return True
 
 
-def _merged(usable: Sequence[_Asked]) -> tuple[str, ...]:
+def _merged(usable: Sequence[_FamilyState]) -> tuple[str, ...]:
     """The addresses of all families, first those with a route."""
     found = [address for asked in usable for address in asked.addresses]
     reachable = [each for each in found if _has_route(each, family_of(each))] if len(usable) > 1 else found

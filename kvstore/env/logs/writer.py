@@ -35,7 +35,7 @@ FILES = 4
 """Kept beside the one that is written."""
 
 
-class Sink(Protocol):
+class LineSink(Protocol):
     """Where lines end up. Only the writer thread uses it."""
 
     def write(self, line: str) -> None:
@@ -114,7 +114,7 @@ class RotatedFile:
 class _Line(NamedTuple):
     """A formatted line and its sink."""
 
-    sink: Sink
+    sink: LineSink
     text: str
     written: Callable[[bool], None] | None
     """Called in the writer thread with True if the line was written, else with False."""
@@ -140,7 +140,7 @@ class LogWriter:
         self._thread.start()
 
     def put(
-        self, sink: Sink, text: str, *, is_audit: bool = False, written: Callable[[bool], None] | None = None
+        self, sink: LineSink, text: str, *, is_audit: bool = False, written: Callable[[bool], None] | None = None
     ) -> bool:
         """Queue a line for the writer thread; return False if the line was dropped. Never blocks. `written` is called
         in the writer thread after the attempt to write the line; it is not called if the line was dropped."""
@@ -206,7 +206,7 @@ class LogWriter:
 class QueuedHandler(logging.Handler):
     """Formats records on the caller's thread and leaves the lines to a LogWriter."""
 
-    def __init__(self, writer: LogWriter, sink: Sink) -> None:
+    def __init__(self, writer: LogWriter, sink: LineSink) -> None:
         super().__init__()
         self._writer, self.sink = writer, sink
 

@@ -22,14 +22,14 @@ _BEHIND_SLASH = "0"
 """The character after the slash: all keys that begin with `a/` are from `a/` to `a0`."""
 
 
-class Span(NamedTuple):
+class KeySpan(NamedTuple):
     """All keys from `start` up to and without `end`."""
 
     start: bytes
     end: bytes
 
 
-class Keys:
+class EtcdKeys:
     """The keys of one cluster, all of which begin with `prefix`."""
 
     def __init__(self, prefix: str) -> None:
@@ -55,17 +55,17 @@ class Keys:
     def session(self, session: int) -> bytes:
         return f"{self.prefix}//sessions/{session:016x}".encode()
 
-    def everything(self) -> Span:
-        return Span(f"{self.prefix}/".encode(), f"{self.prefix}{_BEHIND_SLASH}".encode())
+    def everything(self) -> KeySpan:
+        return KeySpan(f"{self.prefix}/".encode(), f"{self.prefix}{_BEHIND_SLASH}".encode())
 
-    def spans(self, path: str) -> list[Span]:
+    def spans(self, path: str) -> list[KeySpan]:
         """Where the keys of the node's children are, and of much that is below these."""
         base = self._base(path)
-        spans = [Span(base, base[:-1] + _BEHIND_SLASH.encode())]
+        spans = [KeySpan(base, base[:-1] + _BEHIND_SLASH.encode())]
         if match := _PARENT_OF_LEDGERS.fullmatch(path):
             first = int(match[1].replace("/", "")) * _LEDGERS_PER_PARENT
             ends = (f"{self.prefix}{_LEDGERS}{number:0{_LEDGER_DIGITS}d}" for number in (first, first + 10_000))
-            spans.append(Span(*(end.encode() for end in ends)))
+            spans.append(KeySpan(*(end.encode() for end in ends)))
         return spans
 
     def child_or_none(self, path: str, key: bytes) -> str | None:

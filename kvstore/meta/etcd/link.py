@@ -20,7 +20,7 @@ from kvstore.env.events import is_cancelled
 from kvstore.env.nursery import shielded
 from kvstore.env.tls import Tls
 from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown
-from kvstore.meta.etcd.keys import Span
+from kvstore.meta.etcd.keys import KeySpan
 from kvstore.meta.login import MetadataLogin
 from kvstore.proto.etcd_pb2 import (
     AuthenticateRequest,
@@ -78,7 +78,7 @@ class _OldToken(MetadataDenied):
     """The call was not made: its token is not known any more."""
 
 
-class Link:
+class EtcdLink:
     """A connection that is used until `close`, or until `broken` is set: then its session makes another one."""
 
     def __init__(
@@ -180,7 +180,7 @@ class Link:
             except grpc.RpcError as error:
                 log.warning("metadata session=%x was not revoked, it expires: %s", lease, error)
 
-    async def watch(self, span: Span, start_revision: int) -> AsyncGenerator[WatchResponse, None]:
+    async def watch(self, span: KeySpan, start_revision: int) -> AsyncGenerator[WatchResponse, None]:
         """Give what changes in the span from that revision on. Ends when etcd ends it; raises MetadataUnknown."""
         create = WatchCreateRequest(key=span.start, range_end=span.end, start_revision=start_revision, fragment=True)
         call = self._watch.Watch(metadata=self._carried)

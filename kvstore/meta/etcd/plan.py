@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from kvstore.errors import MetadataError
 from kvstore.meta import paths
 from kvstore.meta.etcd import values
-from kvstore.meta.etcd.keys import Keys
-from kvstore.meta.memory_tree import Node, Transaction
+from kvstore.meta.etcd.keys import EtcdKeys
+from kvstore.meta.memory_tree import Transaction, TreeNode
 from kvstore.meta.store import Change, Create, Delete
 from kvstore.proto.etcd_pb2 import (
     Compare,
@@ -35,11 +35,11 @@ OPERATIONS_MAX = 128
 """In one transaction: what etcd takes unless it is told otherwise."""
 
 
-class Plan:
+class TransactionPlan:
     """One call's changes. `also`: another condition, for what its caller has read."""
 
-    def __init__(self, keys: Keys, changes: Sequence[Change], also: Sequence[Compare] = ()) -> None:
-        self.outcome: dict[str, Node | None] = {}
+    def __init__(self, keys: EtcdKeys, changes: Sequence[Change], also: Sequence[Compare] = ()) -> None:
+        self.outcome: dict[str, TreeNode | None] = {}
         """The nodes that `commit` changes, as they are from then on."""
         self._keys, self._changes, self._also = keys, changes, also
         named = dict.fromkeys(change.path for change in changes)
@@ -77,7 +77,7 @@ class Plan:
         request.failure.append(RequestOp(request_range=RangeRequest(key=guard.key, keys_only=True)))
         return request
 
-    def _read_children(self, nodes: dict[str, Node], answers: list[RangeResponse]) -> list[Compare]:
+    def _read_children(self, nodes: dict[str, TreeNode], answers: list[RangeResponse]) -> list[Compare]:
         """Enter the children's names; the conditions that say that no other has been born."""
         conditions = []
         for path in self._deleted:
@@ -108,7 +108,7 @@ class Plan:
                 conditions.append(Compare(key=key, target=Compare.LEASE, lease=0))
         return conditions
 
-    def _operations(self, path: str, before: Node | None, after: Node | None) -> list[RequestOp]:
+    def _operations(self, path: str, before: TreeNode | None, after: TreeNode | None) -> list[RequestOp]:
         key, births = self._keys.key(path), self._keys.births(path)
         operations = []
         if after is None:
@@ -141,5 +141,5 @@ def first_or_none(answer: RangeResponse) -> KeyValue | None:
     return answer.kvs[0] if answer.kvs else None
 
 
-def _value(node: Node) -> tuple[int, int, int, int, bytes]:
+def _value(node: TreeNode) -> tuple[int, int, int, int, bytes]:
     return node.created, node.version, node.owner, node.modified_ms, node.data

@@ -24,10 +24,10 @@ from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.tls import Tls
 from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable
 from kvstore.meta.etcd import values
-from kvstore.meta.etcd.keys import Keys
-from kvstore.meta.etcd.link import Link, Outdated
+from kvstore.meta.etcd.keys import EtcdKeys
+from kvstore.meta.etcd.link import EtcdLink, Outdated
 from kvstore.meta.etcd.plan import unchanged
-from kvstore.meta.etcd.watches import Watches
+from kvstore.meta.etcd.watches import EtcdWatches
 from kvstore.meta.login import MetadataLogin
 from kvstore.meta.memory_tree import ROOT
 from kvstore.meta.store import SessionState
@@ -47,7 +47,7 @@ RETRY_FIRST_S, RETRY_MAX_S = 0.05, 0.7
 CLOSE_TIMEOUT_S = 1.0
 
 
-class Session:
+class EtcdSession:
     """One session after another, until closed. All is on the event loop, and so is `changed` called."""
 
     def __init__(
@@ -58,8 +58,8 @@ class Session:
         tls: Tls | None,
         login: MetadataLogin | None,
         liveness: Liveness = UNWATCHED,
-        keys: Keys,
-        watches: Watches,
+        keys: EtcdKeys,
+        watches: EtcdWatches,
         changed: Callable[[SessionState], None],
     ) -> None:
         self.state = SessionState.LOST
@@ -67,7 +67,7 @@ class Session:
         """The session's id, which is its lease's; 0 while LOST."""
         self.generation = 0
         """Number of connections so far."""
-        self.link: Link | None = None
+        self.link: EtcdLink | None = None
         """The connection to use; None unless CONNECTED."""
         self._endpoints, self._timeout_s, self._tls, self._login = endpoints, timeout_s, tls, login
         self._keys, self._watches, self._changed = keys, watches, changed
@@ -76,7 +76,7 @@ class Session:
         self._cluster = self._revision = 0
         """The id of the etcd that was seen first, and the latest revision that earlier connections have told of; 0 at
         first."""
-        self._told_revision, self._is_trusted = 0, True
+        self._seen_revision, self._is_trusted = 0, True
         """What the present connection has told, and whether that counts for later ones."""
         self.refused = asyncio.Event()
         """Set once etcd has refused the login or its user."""
@@ -89,7 +89,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), name="metadata session")
 
-    def break_connection(self, link: Link, why: str) -> None:
+    def break_connection(self, link: EtcdLink, why: str) -> None:
         """Give up a connection; the next one follows by itself."""
         if not link.broken.is_set():
             log.warning("metadata connection broken session=%x: %s", link.session, why)
@@ -143,8 +143,8 @@ class Session:
     async def _connected(self, endpoint: str) -> bool:
         """One connection, from its beginning to its end; False if nothing became of it."""
         places = await places_of(endpoint)
-        link, was_connected = Link(endpoint, self._tls, self._login, places), False
-        self._told_revision, self._is_trusted = 0, True
+        link, was_connected = EtcdLink(endpoint, self._tls, self._login, places), False
+        self._seen_revision, self._is_trusted = 0, True
         try:
             async with asyncio.timeout(min(self._patience_s, OPEN_MAX_S)):
                 await link.opened()
@@ -164,7 +164,7 @@ class Session:
         finally:
             self.link = None
             if self._is_trusted:
-                self._revision = max(self._revision, self._told_revision)
+                self._revision = max(self._revision, self._seen_revision)
             if self.state is SessionState.CONNECTED:
                 self._become(SessionState.SUSPENDED, self.id)
             await link.close()
@@ -176,7 +176,7 @@ class Session:
             self.trouble = trouble
             log.warning("no metadata connection %s", trouble)
 
-    async def _attach(self, link: Link) -> int:
+    async def _attach(self, link: EtcdLink) -> int:
         """Make the session this connection's, and return the revision by which it is."""
         await self._refuse_older(link)
         if self.id and not await link.keep_alive(self.id):
@@ -191,11 +191,11 @@ class Session:
         put = RequestOp(request_put=PutRequest(key=own, lease=link.session))
         revision = (await link.txn(TxnRequest(success=[put]))).header.revision
         link.guard = Compare(key=own, target=Compare.MOD, mod_revision=revision)
-        self._told_revision = revision
+        self._seen_revision = revision
         return revision
 
     # docs/protocol.md B29
-    async def _refuse_older(self, link: Link) -> None:
+    async def _refuse_older(self, link: EtcdLink) -> None:
         """Raise MetadataUnavailable if this is not the etcd that was seen before, or an older copy of it: before
         anything is written to it, or the session taken for expired."""
         found = (await link.range(RangeRequest(key=self._keys.key("/"), keys_only=True))).header
@@ -208,7 +208,7 @@ class Session:
             )
         self._cluster = found.cluster_id
 
-    async def _hold(self, link: Link, revision: int) -> None:
+    async def _hold(self, link: EtcdLink, revision: int) -> None:
         """Renew the lease and follow the changes until the connection breaks or the session ends."""
         following = self._loop.create_task(self._follow(link, revision + 1), name="metadata watch")
         period_s = self._timeout_s / RENEWALS
@@ -222,14 +222,14 @@ class Session:
         finally:
             await end_task(following)
 
-    async def _follow(self, link: Link, revision: int) -> None:
+    async def _follow(self, link: EtcdLink, revision: int) -> None:
         """Tell the watches of every change from that revision on. A stream of etcd's that ends is begun again where it
         was; what it does not keep so far back any more may have been of any node."""
         try:
             while not link.broken.is_set():
                 async with aclosing(link.watch(self._keys.everything(), revision)) as answers:
                     async for answer in answers:
-                        revision = self._told(link, answer, revision)
+                        revision = self._on_watch_response(link, answer, revision)
                         if answer.canceled:
                             break
                 await asyncio.sleep(RETRY_FIRST_S)
@@ -238,7 +238,7 @@ class Session:
         finally:
             link.give_up()
 
-    def _told(self, link: Link, answer: WatchResponse, revision: int) -> int:
+    def _on_watch_response(self, link: EtcdLink, answer: WatchResponse, revision: int) -> int:
         """The revision to go on from."""
         if answer.compact_revision:
             log.info("metadata watch revision=%d: compacted, all is read anew", revision)
@@ -252,7 +252,7 @@ class Session:
                 link.give_up()
             self._watches.on_event(event)
             revision = event.kv.mod_revision  # and not the next: it may have more events, in another message
-            self._told_revision = max(self._told_revision, revision)
+            self._seen_revision = max(self._seen_revision, revision)
         return revision
 
     def _become(self, state: SessionState, session: int = 0) -> None:

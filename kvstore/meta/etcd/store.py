@@ -23,15 +23,25 @@ from kvstore.env.tls import Tls
 from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.etcd import values
-from kvstore.meta.etcd.keys import Keys
-from kvstore.meta.etcd.link import Link, Outdated
+from kvstore.meta.etcd.keys import EtcdKeys
+from kvstore.meta.etcd.link import EtcdLink, Outdated
 from kvstore.meta.etcd.listing import Listing
-from kvstore.meta.etcd.plan import Plan, first_or_none, unchanged
-from kvstore.meta.etcd.session import Session
-from kvstore.meta.etcd.watches import Watches
+from kvstore.meta.etcd.plan import TransactionPlan, first_or_none, unchanged
+from kvstore.meta.etcd.session import EtcdSession
+from kvstore.meta.etcd.watches import EtcdWatches
 from kvstore.meta.login import MetadataLogin
-from kvstore.meta.memory_tree import Node
-from kvstore.meta.store import Change, Create, Delete, History, SessionState, SetData, Stat, Watch, check_change_sizes
+from kvstore.meta.memory_tree import TreeNode
+from kvstore.meta.store import (
+    Change,
+    Create,
+    Delete,
+    MetadataHistory,
+    SessionState,
+    SetData,
+    Stat,
+    Watch,
+    check_change_sizes,
+)
 from kvstore.proto.etcd_pb2 import Compare, RangeRequest, RequestOp, TxnRequest
 
 SESSION_TIMEOUT_S = 6
@@ -66,9 +76,9 @@ class EtcdStore:
         """Held by the one call of this process that creates a sequential node: each number depends on the one before,
         so that of many at once each would be another's loser many times."""
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
-        self._keys = Keys(prefix)
-        self._watches = Watches(self._keys)
-        self._session = Session(
+        self._keys = EtcdKeys(prefix)
+        self._watches = EtcdWatches(self._keys)
+        self._session = EtcdSession(
             endpoints.split(","),
             session_timeout_s,
             tls=tls,
@@ -78,7 +88,7 @@ class EtcdStore:
             watches=self._watches,
             changed=self._state_changed,
         )
-        self.history: History = self._session
+        self.history: MetadataHistory = self._session
 
     @classmethod
     async def connect(
@@ -120,12 +130,12 @@ class EtcdStore:
         """Raises MetadataDenied."""
         settled, refused = asyncio.Event(), self._session.refused
         self.on_state(lambda state: settled.set() if state is SessionState.CONNECTED else None)
-        told = self._loop.create_task(refused.wait(), name="metadata login refused")
-        told.add_done_callback(lambda _: settled.set())
+        refusal = self._loop.create_task(refused.wait(), name="metadata login refused")
+        refusal.add_done_callback(lambda _: settled.set())
         try:
             await settled.wait()
         finally:
-            await end_task(told)
+            await end_task(refusal)
         if refused.is_set() and self.state is not SessionState.CONNECTED:
             raise MetadataDenied(self._session.trouble)
 
@@ -195,7 +205,7 @@ class EtcdStore:
         if self._session.link is not None:
             self._session.break_connection(self._session.link, "asked to")
 
-    async def _call(self, path: str, work: Callable[[Link], Awaitable[T]], turn: asyncio.Lock | None = None) -> T:
+    async def _call(self, path: str, work: Callable[[EtcdLink], Awaitable[T]], turn: asyncio.Lock | None = None) -> T:
         """Do the work, when it is its turn."""
         if self._calls >= CALLS_MAX:
             raise MetadataUnavailable(f"{path}: {self._calls} metadata calls are under way already")
@@ -206,7 +216,7 @@ class EtcdStore:
         finally:
             self._calls -= 1
 
-    async def _call_in_time(self, path: str, work: Callable[[Link], Awaitable[T]]) -> T:
+    async def _call_in_time(self, path: str, work: Callable[[EtcdLink], Awaitable[T]]) -> T:
         """Do the work, within a deadline, anew while what it had read is outdated."""
         link = self._session.link
         try:
@@ -225,10 +235,10 @@ class EtcdStore:
         raise MetadataUnavailable(f"{path}: others were first {ATTEMPTS_MAX} times in a row")
 
     async def _commit(
-        self, link: Link, changes: Sequence[Change], also: Sequence[Compare] = ()
-    ) -> dict[str, Node | None]:
+        self, link: EtcdLink, changes: Sequence[Change], also: Sequence[Compare] = ()
+    ) -> dict[str, TreeNode | None]:
         """Make the changes; the nodes that have changed. Raises Outdated if another writer was first."""
-        plan = Plan(self._keys, changes, also)
+        plan = TransactionPlan(self._keys, changes, also)
         reads = [RequestOp(request_range=each) for each in plan.reads()]
         try:
             answer = await link.txn(TxnRequest(success=reads))
@@ -250,7 +260,7 @@ class EtcdStore:
             raise MetadataUnavailable(f"{changes[0].path}: session {link.session:x} has ended, or goes on elsewhere")
         raise Outdated(changes[0].path)
 
-    async def _check_not_done(self, link: Link, wanted: TxnRequest, refusal: MetadataUnavailable) -> None:
+    async def _check_not_done(self, link: EtcdLink, wanted: TxnRequest, refusal: MetadataUnavailable) -> None:
         """Raise MetadataUnknown unless all that a transaction was to change is as it was. An etcd that runs out of room
         says so of transactions that it has made, too: it looks for room once before and once after."""
         # Without an operation etcd takes a transaction for a read that any member may answer by what it has so far.
@@ -262,7 +272,7 @@ class EtcdStore:
             pass
         raise MetadataUnknown(f"{refusal}, and it may be done") from refusal
 
-    async def _create_numbered(self, link: Link, create: Create) -> str:
+    async def _create_numbered(self, link: EtcdLink, create: Create) -> str:
         births = self._keys.births(paths.parent(create.path))
         request = RangeRequest(key=births, keys_only=True)
         found = first_or_none(await link.range(request))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 
 from kvstore.errors import UndecodableNode
-from kvstore.meta.memory_tree import Node
+from kvstore.meta.memory_tree import TreeNode
 from kvstore.proto.etcd_pb2 import KeyValue
 
 FORMAT = 1
@@ -20,11 +20,11 @@ OWN_REVISION = 0
 """As `created`: the node was created by the transaction that put this value; its revision is not known before."""
 
 
-def encode(node: Node) -> bytes:
+def encode(node: TreeNode) -> bytes:
     return _HEADER.pack(FORMAT, node.version, node.created, node.modified_ms) + node.data
 
 
-def decode(found: KeyValue) -> Node:
+def decode(found: KeyValue) -> TreeNode:
     """Raises UndecodableNode."""
     try:
         form, version, created, modified_ms = _HEADER.unpack_from(found.value)
@@ -33,4 +33,4 @@ def decode(found: KeyValue) -> Node:
     if form != FORMAT:
         raise UndecodableNode(f"{found.key!r} has format {form}; this build reads {FORMAT}")
     created = created or found.mod_revision
-    return Node(found.value[_HEADER.size :], created, found.lease, modified_ms, version)
+    return TreeNode(found.value[_HEADER.size :], created, found.lease, modified_ms, version)

@@ -7,32 +7,32 @@ import contextvars
 from collections.abc import Callable
 
 from kvstore.meta import paths
-from kvstore.meta.etcd.keys import Keys
+from kvstore.meta.etcd.keys import EtcdKeys
 from kvstore.proto.etcd_pb2 import Event
 
 
-class Watches:
+class EtcdWatches:
     """All standing watches of a store."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: EtcdKeys) -> None:
         self._keys = keys
-        self._standing: dict[str, list[PathWatch]] = {}
+        self._standing: dict[str, list[EtcdPathWatch]] = {}
 
-    def add(self, path: str, changed: Callable[[], None]) -> PathWatch:
+    def add(self, path: str, changed: Callable[[], None]) -> EtcdPathWatch:
         """One more. Raises ValueError for a malformed path."""
         paths.check(path)
-        watch = PathWatch(self, path, changed)
+        watch = EtcdPathWatch(self, path, changed)
         self._standing.setdefault(path, []).append(watch)
         return watch
 
-    def remove(self, watch: PathWatch) -> None:
+    def remove(self, watch: EtcdPathWatch) -> None:
         standing = self._standing.get(watch.path, [])
         if watch in standing:
             standing.remove(watch)
             if not standing:
                 del self._standing[watch.path]
 
-    def has(self, watch: PathWatch) -> bool:
+    def has(self, watch: EtcdPathWatch) -> bool:
         return watch in self._standing.get(watch.path, ())
 
     def on_event(self, event: Event) -> None:
@@ -54,10 +54,10 @@ class Watches:
             watch.call_soon()
 
 
-class PathWatch:
+class EtcdPathWatch:
     """One caller's interest in a path. Calls that are not yet delivered coalesce."""
 
-    def __init__(self, watches: Watches, path: str, changed: Callable[[], None]) -> None:
+    def __init__(self, watches: EtcdWatches, path: str, changed: Callable[[], None]) -> None:
         self.path = path
         self._watches, self._changed = watches, changed
         self._context = contextvars.copy_context()

@@ -21,7 +21,7 @@ class VerifiedStore:
         self.history = inner.history
         self._inner = inner
         self._verifier = Verifier(inner, disk, node, self._changed)
-        self._told = SessionState.SUSPENDED
+        self._reported = SessionState.SUSPENDED
         self._watches: list[_VerifiedWatch] = []
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
 
@@ -107,13 +107,13 @@ class VerifiedStore:
     def _changed(self) -> None:
         """Tell everybody whether the store can be used: also those who wait for a change of a node."""
         state = self.state
-        if state is self._told:
+        if state is self._reported:
             return
-        self._told = state
+        self._reported = state
         for listener, context in self._listeners:
             asyncio.get_running_loop().call_soon(listener, state, context=context)
         for watch in list(self._watches):
-            watch.tell(state)
+            watch.report(state)
 
 
 class _VerifiedWatch:
@@ -137,7 +137,7 @@ class _VerifiedWatch:
         else:
             self._has_missed = True
 
-    def tell(self, state: SessionState) -> None:
+    def report(self, state: SessionState) -> None:
         """Call for what was missed; and where an older copy was found, so that the caller learns that."""
         if state is SessionState.OLDER or (state is SessionState.CONNECTED and self._has_missed):
             self._has_missed = False

@@ -8,7 +8,7 @@ from kvstore.access import AccessTable, Change, applied
 from kvstore.access.changes import RemoveRole, RemoveToken, RemoveUser, RevokeRight, RevokeRole
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
-from kvstore.meta.tables.table import Kind, TableStore
+from kvstore.meta.tables.table import TableKind, TableStore
 
 
 class AccessStore(TableStore[AccessTable, Change]):
@@ -18,7 +18,7 @@ class AccessStore(TableStore[AccessTable, Change]):
         super().__init__(store, KIND)
 
 
-class _Whole(msgspec.Struct):
+class _AccessParts(msgspec.Struct):
     """A table with all of its parts. One that does not say whether anybody is asked must not be taken for a no."""
 
     is_on: bool
@@ -26,11 +26,11 @@ class _Whole(msgspec.Struct):
     roles: list[msgspec.Raw]
 
 
-KIND: Kind[AccessTable, Change] = Kind(
+KIND: TableKind[AccessTable, Change] = TableKind(
     path=paths.ACCESS,
     what="the table of users and roles",
     empty=AccessTable(),
-    whole=_Whole,
+    whole=_AccessParts,
     applied=applied,
     removals=(RemoveUser, RemoveRole, RevokeRole, RevokeRight, RemoveToken),
 )

@@ -6,7 +6,7 @@ import msgspec
 
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
-from kvstore.meta.tables.table import Kind, TableStore
+from kvstore.meta.tables.table import TableKind, TableStore
 from kvstore.namespaces import Change, NamespaceTable, Remove, applied
 
 
@@ -17,17 +17,17 @@ class NamespaceStore(TableStore[NamespaceTable, Change]):
         super().__init__(store, KIND)
 
 
-class _Whole(msgspec.Struct):
+class _NamespaceParts(msgspec.Struct):
     """A table with its one part. What does not say which namespaces there are must not be taken for none."""
 
     namespaces: list[msgspec.Raw]
 
 
-KIND: Kind[NamespaceTable, Change] = Kind(
+KIND: TableKind[NamespaceTable, Change] = TableKind(
     path=paths.NAMESPACES,
     what="the table of namespaces",
     empty=NamespaceTable(),
-    whole=_Whole,
+    whole=_NamespaceParts,
     applied=applied,
     removals=(Remove,),
 )

@@ -22,7 +22,7 @@ C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind(Generic[T, C]):
+class TableKind(Generic[T, C]):
     """A table: where it is, how it is read, what changes it."""
 
     path: str
@@ -46,7 +46,7 @@ class Kind(Generic[T, C]):
 class TableStore(Generic[T, C]):
     """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
 
-    def __init__(self, store: MetadataStore, kind: Kind[T, C]) -> None:
+    def __init__(self, store: MetadataStore, kind: TableKind[T, C]) -> None:
         self._store, self._kind = store, kind
 
     @property

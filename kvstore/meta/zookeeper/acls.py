@@ -21,7 +21,7 @@ _WORLD = "world"
 
 
 @dataclass(slots=True)
-class Outcome:
+class AclOutcome:
     """Counts of a tree after its ACLs were set."""
 
     nodes: int = 0
@@ -32,17 +32,17 @@ class Outcome:
     """Nodes that our user may not change, or not read: another one's."""
 
 
-async def set_acls(store: ZooKeeperStore, acl: Acl) -> Outcome:
+async def set_acls(store: ZooKeeperStore, acl: Acl) -> AclOutcome:
     """Give every node below the chroot, and the chroot itself, this ACL, and look again until none has another: a
     process that does not yet set them may have made one meanwhile.
 
     Parents come before their children, so that nobody else makes new ones below what is closed. Raises MetadataDenied
     if nodes go on being made with another ACL, MetadataUnavailable, MetadataUnknown.
     """
-    total = Outcome()
+    total = AclOutcome()
     for _ in range(PASSES_MAX):
         found = await _pass(store, acl)
-        total = Outcome(found.nodes, total.changed + found.changed, found.denied)
+        total = AclOutcome(found.nodes, total.changed + found.changed, found.denied)
         if not found.changed:
             return total
     raise MetadataDenied(
@@ -61,8 +61,8 @@ async def close_root(address: str, login: MetadataLogin) -> None:
         await store.close()
 
 
-async def _pass(store: ZooKeeperStore, acl: Acl) -> Outcome:
-    outcome = Outcome()
+async def _pass(store: ZooKeeperStore, acl: Acl) -> AclOutcome:
+    outcome = AclOutcome()
     left = ["/"]
     while left:
         batch, left = left[:TOGETHER], left[TOGETHER:]
@@ -72,7 +72,7 @@ async def _pass(store: ZooKeeperStore, acl: Acl) -> Outcome:
     return outcome
 
 
-async def _set_one(store: ZooKeeperStore, path: str, acl: Acl, outcome: Outcome) -> Sequence[str]:
+async def _set_one(store: ZooKeeperStore, path: str, acl: Acl, outcome: AclOutcome) -> Sequence[str]:
     """The paths of its children."""
     try:
         if not _is(await store.acl(path), acl):

@@ -229,7 +229,7 @@ def _addresses(host: str) -> tuple[str, ...]:
         return ()
 
 
-class Session:
+class ZooKeeperSession:
     """One session after another, until closed. All methods are called on the event loop, and so is `changed`."""
 
     def __init__(
@@ -270,7 +270,7 @@ class Session:
             options |= _login_options(self._login)
         retry = KazooRetry(max_tries=-1, max_jitter=RECONNECT_JITTER, max_delay=RECONNECT_DELAY_MAX_S)
         client = GuardedClient(
-            self._heard,
+            self._on_client_state,
             hosts=self._hosts,
             timeout=self._timeout_s,
             connection_retry=retry,
@@ -342,7 +342,7 @@ class Session:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 
-    def _heard(self, client: GuardedClient, state: str, connection: int) -> None:
+    def _on_client_state(self, client: GuardedClient, state: str, connection: int) -> None:
         """On kazoo's connection thread: pass on what it says, and do nothing else here."""
         identity = client.client_id
         self._post(partial(self._on_state, client, state, identity[0] if identity else 0, connection))

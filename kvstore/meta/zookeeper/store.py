@@ -38,15 +38,15 @@ from kvstore.meta.store import (
     Check,
     Create,
     Delete,
-    History,
+    MetadataHistory,
     SessionState,
     SetData,
     Stat,
     Watch,
     check_change_sizes,
 )
-from kvstore.meta.zookeeper.session import GuardedClient, NotSent, Session
-from kvstore.meta.zookeeper.watches import Standing
+from kvstore.meta.zookeeper.session import GuardedClient, NotSent, ZooKeeperSession
+from kvstore.meta.zookeeper.watches import RearmedWatch
 
 log = logging.getLogger(__name__)
 
@@ -128,11 +128,11 @@ class ZooKeeperStore:
         self._loop = asyncio.get_running_loop()
         self._calls = 0
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
-        self._standings: dict[str, Standing] = {}
-        self._session = Session(
+        self._standings: dict[str, RearmedWatch] = {}
+        self._session = ZooKeeperSession(
             hosts, session_timeout_s, tls=tls, login=login, liveness=liveness, changed=self._state_changed
         )
-        self.history: History = self._session
+        self.history: MetadataHistory = self._session
 
     @classmethod
     async def connect(
@@ -293,7 +293,7 @@ class ZooKeeperStore:
         full = self._full(path)
         standing = self._standings.get(full)
         if standing is None:
-            standing = self._standings[full] = Standing(full, self._loop, self._standings)
+            standing = self._standings[full] = RearmedWatch(full, self._loop, self._standings)
         watch = standing.join(changed)
         if self.state is SessionState.CONNECTED:
             standing.arm(self._session.client)

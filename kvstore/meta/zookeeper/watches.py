@@ -1,4 +1,4 @@
-"""Standing watches on ZooKeeper's one-shot ones.
+"""RearmedWatch watches on ZooKeeper's one-shot ones.
 
 A one-shot watch is spent by its event and dies with its connection. Here it is armed again before anybody is called, so
 whoever reads when called sees all that changed while nothing was armed: requests of one session are served in order.
@@ -25,11 +25,11 @@ REARM_S = 10.0
 """Seconds until a watch is asked for again that the server refused for a reason that passes, such as throttling."""
 
 
-class Standing:
+class RearmedWatch:
     """The server's two one-shot watches of one path, for its existence and data and for its children, armed while
     anybody cares."""
 
-    def __init__(self, path: str, loop: asyncio.AbstractEventLoop, among: dict[str, Standing]) -> None:
+    def __init__(self, path: str, loop: asyncio.AbstractEventLoop, among: dict[str, RearmedWatch]) -> None:
         self.watches: list[PathWatch] = []
         self._path, self._loop, self._among = path, loop, among
         self._client: GuardedClient | None = None
@@ -47,7 +47,7 @@ class Standing:
         """On a new connection: what was armed went with the old one, and anything may have changed."""
         self._generation += 1
         self._is_armed = dict.fromkeys(self._is_armed, False)
-        self._go_on(client)
+        self._rearm_and_call(client)
 
     def arm(self, client: GuardedClient) -> None:
         """Ask the server for what is not armed. If the connection breaks meanwhile, the next one arms all again."""
@@ -57,7 +57,7 @@ class Standing:
         if not self._is_armed["children"]:
             self._ask("children", client.get_children_async)
 
-    def _go_on(self, client: GuardedClient) -> None:
+    def _rearm_and_call(self, client: GuardedClient) -> None:
         if not self.watches:
             if self._among.get(self._path) is self:  # else it went by an earlier event, and there may be another one
                 del self._among[self._path]
@@ -94,7 +94,7 @@ class Standing:
             return
         self._is_armed[kind] = False
         if births != self._births and self._client is not None:
-            self._go_on(self._client)
+            self._rearm_and_call(self._client)
         if not isinstance(error, kazoo.NoNodeError | kazoo.ConnectionLoss | kazoo.SessionExpiredError):
             log.warning("cannot watch path=%s: %s", self._path, type(error).__name__)
             self._loop.call_later(REARM_S, self._ask_again, kind, generation)
@@ -102,7 +102,7 @@ class Standing:
     def _ask_again(self, kind: str, generation: int) -> None:
         """The connection stands, so nothing else would arm it; and what changed meanwhile nobody has told."""
         if generation == self._generation and not self._is_armed[kind] and self._client is not None:
-            self._go_on(self._client)
+            self._rearm_and_call(self._client)
 
     def _on_event(self, kind: str, generation: int) -> None:
         if generation != self._generation:
@@ -110,13 +110,13 @@ class Standing:
         self._is_armed[kind] = False
         self._births += kind == "data"
         if self._client is not None:
-            self._go_on(self._client)
+            self._rearm_and_call(self._client)
 
 
 class PathWatch:
     """One caller's interest in a path. Calls that are not yet delivered coalesce."""
 
-    def __init__(self, standing: Standing, changed: Callable[[], None]) -> None:
+    def __init__(self, standing: RearmedWatch, changed: Callable[[], None]) -> None:
         self._standing, self._changed = standing, changed
         self._context = contextvars.copy_context()
         self._is_scheduled = False

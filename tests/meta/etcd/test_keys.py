@@ -13,20 +13,20 @@ from grpc.aio import AioRpcError, Metadata
 
 from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, UndecodableNode
 from kvstore.meta import paths
-from kvstore.meta.address import Address, Kind, parse
+from kvstore.meta.address import Address, MetadataKind, parse
 from kvstore.meta.etcd import values
-from kvstore.meta.etcd.keys import Keys, Span
-from kvstore.meta.etcd.link import Link
-from kvstore.meta.etcd.plan import Plan
-from kvstore.meta.etcd.session import Session
-from kvstore.meta.etcd.watches import Watches
-from kvstore.meta.memory_tree import Node
+from kvstore.meta.etcd.keys import EtcdKeys, KeySpan
+from kvstore.meta.etcd.link import EtcdLink
+from kvstore.meta.etcd.plan import TransactionPlan
+from kvstore.meta.etcd.session import EtcdSession
+from kvstore.meta.etcd.watches import EtcdWatches
+from kvstore.meta.memory_tree import TreeNode
 from kvstore.meta.store import Create
 from kvstore.proto.etcd_pb2 import Compare, Event, KeyValue, TxnRequest, WatchResponse
 from kvstore.types import BookieId, LedgerId
 from tests.meta.drivers import Hint
 
-KEYS = Keys("kv")
+KEYS = EtcdKeys("kv")
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ KEYS = Keys("kv")
 )
 def test_each_node_has_the_key_that_the_formats_say(path: str, key: bytes) -> None:
     assert (KEYS.key(path), KEYS.path_or_none(key)) == (key, path)
-    assert Keys("").key(path) == key.removeprefix(b"/kv")
-    assert Keys("").path_or_none(key.removeprefix(b"/kv")) == path
+    assert EtcdKeys("").key(path) == key.removeprefix(b"/kv")
+    assert EtcdKeys("").path_or_none(key.removeprefix(b"/kv")) == path
     assert KEYS.everything().start <= key < KEYS.everything().end
 
 
@@ -76,14 +76,14 @@ def test_sessions_and_counters_have_keys_that_no_path_can_have() -> None:
 
 
 def test_a_prefix_is_the_same_with_slashes_around_it() -> None:
-    assert [Keys(prefix).key("/a") for prefix in ("", "/", "a/b", "/a/b/")] == [b"/a", b"/a", b"/a/b/a", b"/a/b/a"]
+    assert [EtcdKeys(prefix).key("/a") for prefix in ("", "/", "a/b", "/a/b/")] == [b"/a", b"/a", b"/a/b/a", b"/a/b/a"]
 
 
 def test_a_parent_of_ledgers_finds_its_own_and_no_others() -> None:
     short, long = "/ledgers/21/4748", "/ledgers/000/0000/0021/4748"
     keys = [KEYS.key(paths.ledger(LedgerId(number))) for number in (2147483646, 2147483647, 2147480000)]
     for path in (short, long):
-        assert KEYS.spans(path)[1] == Span(
+        assert KEYS.spans(path)[1] == KeySpan(
             b"/kv/ledgers/ledgers/0000000002147480000", b"/kv/ledgers/ledgers/0000000002147490000"
         )
     assert [KEYS.child_or_none(short, key) for key in keys] == ["L3646", None, "L0000"]
@@ -91,14 +91,14 @@ def test_a_parent_of_ledgers_finds_its_own_and_no_others() -> None:
 
 
 def test_a_value_is_the_bytes_that_the_formats_say() -> None:
-    node = Node(b"data", created=7, owner=3, modified_ms=1_700_000_000_000, version=2)
+    node = TreeNode(b"data", created=7, owner=3, modified_ms=1_700_000_000_000, version=2)
     data = bytes.fromhex("01 00000002 0000000000000007 0000018bcfe56800") + b"data"
     assert values.encode(node) == data
     assert values.decode(KeyValue(key=b"k", value=data, lease=3, mod_revision=9)) == node
 
 
 def test_a_node_that_its_value_has_created_is_of_that_values_revision() -> None:
-    data = values.encode(Node(b"", created=values.OWN_REVISION, owner=0, modified_ms=1))
+    data = values.encode(TreeNode(b"", created=values.OWN_REVISION, owner=0, modified_ms=1))
     assert values.decode(KeyValue(value=data, mod_revision=9)).created == 9
 
 
@@ -112,16 +112,16 @@ def test_a_value_that_is_none_is_refused(value: bytes, fault: str) -> None:
 
 def test_more_changes_than_etcd_takes_at_once_are_refused_before_they_are_sent() -> None:
     with pytest.raises(MetadataError, match="130 changes in one call take 131 of etcd's operations, at most 128"):
-        Plan(KEYS, [Create(f"/n{number}") for number in range(130)]).reads()
+        TransactionPlan(KEYS, [Create(f"/n{number}") for number in range(130)]).reads()
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("z:1", Address(Kind.ZOOKEEPER, ("z:1",), "")),
-        ("z:1,[::1]:2/a/b/", Address(Kind.ZOOKEEPER, ("z:1", "[::1]:2"), "a/b")),
-        ("zookeeper://z:1/a", Address(Kind.ZOOKEEPER, ("z:1",), "a")),
-        ("etcd://e:1,f:2/a", Address(Kind.ETCD, ("e:1", "f:2"), "a")),
+        ("z:1", Address(MetadataKind.ZOOKEEPER, ("z:1",), "")),
+        ("z:1,[::1]:2/a/b/", Address(MetadataKind.ZOOKEEPER, ("z:1", "[::1]:2"), "a/b")),
+        ("zookeeper://z:1/a", Address(MetadataKind.ZOOKEEPER, ("z:1",), "a")),
+        ("etcd://e:1,f:2/a", Address(MetadataKind.ETCD, ("e:1", "f:2"), "a")),
     ],
 )
 def test_an_address_says_which_kind_of_store_it_is(text: str, found: Address) -> None:
@@ -140,7 +140,7 @@ class ScriptedLink:
         self.broken = asyncio.Event()
         self.guard = Compare(key=KEYS.session(1))
 
-    async def watch(self, span: Span, revision: int) -> AsyncGenerator[WatchResponse, None]:
+    async def watch(self, span: KeySpan, revision: int) -> AsyncGenerator[WatchResponse, None]:
         self.asked.append(revision)
         for answer in self.script.pop(0):
             yield answer
@@ -156,15 +156,17 @@ def changed(path: str, revision: int) -> WatchResponse:
     return WatchResponse(events=[Event(type=Event.PUT, kv=kv)])
 
 
-async def followed(link: ScriptedLink, watches: Watches) -> Session:
-    session = Session(["127.0.0.1:1"], 6, tls=None, login=None, keys=KEYS, watches=watches, changed=lambda state: None)
+async def followed(link: ScriptedLink, watches: EtcdWatches) -> EtcdSession:
+    session = EtcdSession(
+        ["127.0.0.1:1"], 6, tls=None, login=None, keys=KEYS, watches=watches, changed=lambda state: None
+    )
     any_link: Any = link
     await session._follow(any_link, 5)
     return session
 
 
 async def test_a_stream_that_ends_is_begun_again_where_it_was() -> None:
-    watches, hint = Watches(KEYS), Hint()
+    watches, hint = EtcdWatches(KEYS), Hint()
     watches.add("/a", hint)
     link = ScriptedLink([WatchResponse(created=True), changed("/b", 8)], [changed("/a", 9)])
     session = await followed(link, watches)
@@ -174,7 +176,7 @@ async def test_a_stream_that_ends_is_begun_again_where_it_was() -> None:
 
 
 async def test_after_a_compaction_everybody_reads_and_the_stream_goes_on_from_there() -> None:
-    watches, hint = Watches(KEYS), Hint()
+    watches, hint = EtcdWatches(KEYS), Hint()
     watches.add("/never-changed", hint)
     link = ScriptedLink(
         [WatchResponse(created=True), WatchResponse(canceled=True, compact_revision=40)], [WatchResponse(created=True)]
@@ -188,7 +190,7 @@ async def test_after_a_compaction_everybody_reads_and_the_stream_goes_on_from_th
 async def test_a_stream_that_etcd_refuses_ends_the_connection() -> None:
     """Asked for again at once, it would be refused as often as this process can ask."""
     link = ScriptedLink([WatchResponse(canceled=True, cancel_reason="permission denied")], [], [])
-    session = await followed(link, Watches(KEYS))
+    session = await followed(link, EtcdWatches(KEYS))
     assert (link.asked, link.broken.is_set()) == ([5], True)
     await session.close()
 
@@ -203,7 +205,7 @@ async def test_a_refusal_that_etcd_has_not_said_itself_leaves_open_what_became_o
     async def refuse(_: TxnRequest, **_options: Any) -> None:
         raise AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, Metadata(), Metadata(), details)
 
-    link = Link("127.0.0.1:1", None)
+    link = EtcdLink("127.0.0.1:1", None)
     link._kv = SimpleNamespace(Txn=refuse)
     with pytest.raises(kind, match=details):
         await link.txn(TxnRequest())

@@ -30,7 +30,7 @@ from kvstore.errors import (
 from kvstore.meta.etcd import EtcdStore, listing
 from kvstore.meta.etcd import session as session_module
 from kvstore.meta.etcd import store as module
-from kvstore.meta.etcd.link import Link
+from kvstore.meta.etcd.link import EtcdLink
 from kvstore.meta.store import Create, Delete, SessionState, ensure_path
 from kvstore.proto.etcd_pb2 import CompactionRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse
 from tests.meta.drivers import Hint, States, wait_until_gone
@@ -181,7 +181,7 @@ async def test_a_list_whose_revision_is_compacted_meanwhile_is_read_anew(
 ) -> None:
     monkeypatch.setattr(listing, "PAGE", 2)
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
-    raw = Link(etcd_prefix.partition("/")[0], None)
+    raw = EtcdLink(etcd_prefix.partition("/")[0], None)
     await store.multi([Create("/d"), *(Create(f"/d/n{number}") for number in range(6))])
 
     async def compact(page: int) -> None:
@@ -203,7 +203,7 @@ async def test_what_an_earlier_connection_asks_for_late_is_not_done(etcd_prefix:
     store = await connect(etcd_prefix)
     assert store._session.link is not None
     earlier = store._session.link.guard
-    raw = Link(etcd_prefix.partition("/")[0], None)
+    raw = EtcdLink(etcd_prefix.partition("/")[0], None)
     assert (await raw.txn(TxnRequest(compare=[earlier]))).succeeded
     states = States(store)
     store.break_connection()
@@ -216,7 +216,7 @@ async def test_what_an_earlier_connection_asks_for_late_is_not_done(etcd_prefix:
 async def test_a_session_that_has_expired_writes_nothing_more(etcd_prefix: str, connect: Connect) -> None:
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     await store.create("/a")
-    raw = Link(etcd_prefix.partition("/")[0], None)
+    raw = EtcdLink(etcd_prefix.partition("/")[0], None)
     lease = store.session
     before_its_next_commit(store, lambda: raw.revoke(lease))
     with pytest.raises(MetadataError):  # refused by etcd, or by the driver, which hears of it at the same time
@@ -443,7 +443,7 @@ async def test_a_watch_from_before_a_compaction_has_everybody_read(etcd_prefix: 
     await store.create("/a")
     for version in range(5):
         await store.set("/a", b"", version)
-    raw = Link(etcd_prefix.partition("/")[0], None)
+    raw = EtcdLink(etcd_prefix.partition("/")[0], None)
     raw.guard.key = b"nobody's"
     now = (await raw.txn(TxnRequest())).header.revision
     await raw._kv.Compact(CompactionRequest(revision=now, physical=True))

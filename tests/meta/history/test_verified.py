@@ -18,7 +18,7 @@ from kvstore.meta.history.seen import SeenVersions, Version
 from kvstore.meta.history.verified import VerifiedStore
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.memory_tree import Node
+from kvstore.meta.memory_tree import TreeNode
 from kvstore.meta.store import Create, SessionState, SetData, Stat
 from tests.meta.drivers import FaultyStore, Hint, LaggingStore, States, TestNursery
 from tests.waiting import wait_until
@@ -38,10 +38,10 @@ class Ensemble:
         self.stores.append(FaultyStore(self.tree))
         return self.stores[-1]
 
-    def copy(self) -> dict[str, Node]:
+    def copy(self) -> dict[str, TreeNode]:
         return dict(self.tree._nodes)
 
-    def restore(self, copy: dict[str, Node], *, reconnects: bool = True) -> None:
+    def restore(self, copy: dict[str, TreeNode], *, reconnects: bool = True) -> None:
         """Sessions live on, as ZooKeeper's do, and transactions are above all that were before."""
         for store in self.stores:
             store.suspend()

@@ -52,6 +52,6 @@ async def test_a_connection_that_breaks_while_the_first_node_is_made_leaves_the_
     monkeypatch: pytest.MonkeyPatch, chroot: str
 ) -> None:
     """Without one nobody would learn that it is broken, no deadline would end the wait, and no signal the process."""
-    monkeypatch.setattr(module, "Session", _Session)
+    monkeypatch.setattr(module, "ZooKeeperSession", _Session)
     with pytest.raises(MetadataUnavailable, match="no ZooKeeper answers"):
         await ZooKeeperStore.connect(f"h:1{chroot}", connect_timeout_s=0.2)

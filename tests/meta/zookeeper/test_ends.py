@@ -15,7 +15,14 @@ from kazoo.protocol.states import KeeperState
 
 from kvstore.meta.store import SessionState
 from kvstore.meta.zookeeper import session as module
-from kvstore.meta.zookeeper.session import LOGIN_ATTEMPTS, GuardedClient, PipeEnd, PipeHandler, Resumable, Session
+from kvstore.meta.zookeeper.session import (
+    LOGIN_ATTEMPTS,
+    GuardedClient,
+    PipeEnd,
+    PipeHandler,
+    Resumable,
+    ZooKeeperSession,
+)
 from tests.waiting import wait_until
 
 NOBODY = "127.0.0.1:1"
@@ -80,7 +87,7 @@ async def test_the_next_client_goes_on_with_the_session_once_there_is_a_descript
             raise failures.pop()
         return make(handler)
 
-    session = Session(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
+    session = ZooKeeperSession(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
     former = session.client
     former.resumable = Resumable((7, b"p" * 16), 9)
     session._on_state(former, KeeperState.CONNECTED, 7)
@@ -117,7 +124,7 @@ async def test_a_server_that_never_answers_a_connection_is_asked_again_before_th
     monkeypatch.setattr(ConnectionHandler, "_invoke", asked)
     async with await asyncio.start_server(stay_silent, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
-        session = Session(f"{host}:{port}", timeout_s, tls=None, login=None, changed=lambda _: None)
+        session = ZooKeeperSession(f"{host}:{port}", timeout_s, tls=None, login=None, changed=lambda _: None)
 
         async def has_come_again() -> bool:
             return len(came) > 1
@@ -136,7 +143,7 @@ def test_a_host_that_is_off_leaves_some_of_the_sessions_time_for_the_others(monk
 
 async def test_after_a_refused_login_the_next_one_is_not_soon() -> None:
     """Its thread ends then, too, and that started the next client at once."""
-    session = Session(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
+    session = ZooKeeperSession(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
     loop, delays = session._loop, list[float]()
     session._loop = cast("Any", SimpleNamespace(call_later=lambda delay_s, *_: delays.append(delay_s)))
     for state in (KeeperState.AUTH_FAILED, KeeperState.CLOSED):

@@ -12,7 +12,7 @@ from kazoo.exceptions import NoNodeError, ThrottledOpError
 from kazoo.protocol.states import EventType, WatchedEvent
 
 from kvstore.meta.zookeeper import watches as module
-from kvstore.meta.zookeeper.watches import Standing
+from kvstore.meta.zookeeper.watches import RearmedWatch
 from tests.waiting import PATIENCE_S
 
 PATH = "/a"
@@ -45,15 +45,15 @@ class Client:
 
 async def test_a_late_event_of_watches_that_nobody_has_any_more_leaves_those_alone_that_came_later() -> None:
     client: Any = Client()
-    among: dict[str, Standing] = {}
+    among: dict[str, RearmedWatch] = {}
     loop = asyncio.get_running_loop()
-    first = among[PATH] = Standing(PATH, loop, among)
+    first = among[PATH] = RearmedWatch(PATH, loop, among)
     gone = first.join(lambda: None)
     first.arm(client)
     gone.close()
     await client.fire("data")
     assert among == {}
-    second = among[PATH] = Standing(PATH, loop, among)
+    second = among[PATH] = RearmedWatch(PATH, loop, among)
     second.join(lambda: None)
     second.arm(client)
     await client.fire("children")
@@ -66,9 +66,9 @@ async def test_a_watch_that_the_server_refuses_while_the_connection_stands_is_as
     """A server that throttles refuses reads too; and until the next connection nobody would hear of any change."""
     monkeypatch.setattr(module, "REARM_S", 0.01)
     client: Any = Client()
-    among: dict[str, Standing] = {}
+    among: dict[str, RearmedWatch] = {}
     called = asyncio.Event()
-    standing = among[PATH] = Standing(PATH, asyncio.get_running_loop(), among)
+    standing = among[PATH] = RearmedWatch(PATH, asyncio.get_running_loop(), among)
     standing.join(called.set)
     standing.arm(client)
     client.armed.clear()
@@ -84,8 +84,8 @@ async def test_children_of_a_node_that_is_not_there_are_watched_once_it_is_made(
 ) -> None:
     monkeypatch.setattr(module, "REARM_S", 0.0)
     client: Any = Client()
-    among: dict[str, Standing] = {}
-    standing = among[PATH] = Standing(PATH, asyncio.get_running_loop(), among)
+    among: dict[str, RearmedWatch] = {}
+    standing = among[PATH] = RearmedWatch(PATH, asyncio.get_running_loop(), among)
     standing.join(lambda: None)
     standing.arm(client)
     client.answers[1](SimpleNamespace(exception=NoNodeError()))
