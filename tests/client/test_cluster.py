@@ -1,16 +1,21 @@
 """Clients of real processes while nodes are killed: nothing acknowledged is lost, nothing read is stale."""
 
 import asyncio
+import doctest
 import json
 import subprocess
 import sys
 import sysconfig
+import types
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvstore.client import AsyncClient, Client
+from kvstore.client.blocking import client as blocking_client
+from kvstore.client.blocking import watch as blocking_watch
+from kvstore.client.coordination import blocking as blocking_coordination
 from loadtest.drills.load import Load
 from tests.client.serving import PATIENT
 from tests.cluster.harness import Cluster, running_cluster
@@ -77,6 +82,15 @@ async def test_a_node_that_stands_still_is_left_by_its_clients(cluster: Cluster)
         await asyncio.to_thread(cluster.wait_ready, node)
 
     await under_load(cluster, work)
+
+
+@pytest.mark.parametrize("module", [blocking_client, blocking_watch, blocking_coordination])
+def test_docstring_example_of_waiting_runs(cluster: Cluster, module: types.ModuleType) -> None:
+    with Client(cluster.url) as client:
+        for each in doctest.DocTestFinder().find(module):
+            each.globs["client"] = client
+            if any(example.options.pop(doctest.SKIP, False) for example in each.examples):
+                assert doctest.DocTestRunner().run(each).failed == 0, each.name
 
 
 def test_a_tree_is_loaded_and_verified_while_nodes_are_killed(cluster: Cluster) -> None:

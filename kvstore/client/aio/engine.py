@@ -1,4 +1,4 @@
-"""Brings operations to whoever can do them, over as many attempts as it takes: what AsyncClient's methods share."""
+"""Carries operations to servers, with retries: the state that AsyncClient's methods share."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.02
 FOLLOW_WAIT_MS, FOLLOW_PAUSE_S = 10_000, 1.0
 MANY_MAX = 512
-"""How many operations of one get_many or put_many are under way at a time."""
+"""Maximum number of operations of one get_many or put_many in flight."""
 
 
 class AsyncEngine:
-    """One client's state. Everything happens on the event loop on which it was opened."""
+    """The state of one client. Everything runs on the event loop on which the client was opened."""
 
     def __init__(self, env: LibraryEnv, config: ClientConfig) -> None:
         self.env = env
@@ -57,16 +57,16 @@ class AsyncEngine:
             tokens=self.seen.tokens,
         )
         self._waiting: dict[Numbering, OrderedDict[asyncio.Future[None], ClientOperation]] = {}
-        """Who waits for room, in the order of coming."""
+        """Operations that wait until others end, in order of arrival."""
         self._changed = asyncio.Event()
-        """Set, and replaced, when there may be another way to go."""
+        """Set, and replaced, when another server may be worth asking."""
         self._refreshing: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._closed = self.is_forked = False
         forks.watch(self)
 
     async def open(self) -> None:
-        """Learn the topology from the first endpoint that gives one. Raises Unavailable, NotAuthenticated."""
+        """Read the topology from the first endpoint that returns one. Raises Unavailable, NotAuthenticated."""
         deadline = self.env.clock.now() + self._config.timeout_s
         waits = pauses(self.env.random)
         failure: StoreError = NoServerReachable()
@@ -85,7 +85,7 @@ class AsyncEngine:
 
     async def close(self) -> None:
         if self.is_forked:
-            return  # connections and tasks are the parent's
+            return  # the connections and tasks belong to the parent process
         if self._loop.is_closed():
             self._closed = True  # its connections and tasks ended with it
             return
@@ -99,12 +99,12 @@ class AsyncEngine:
         self.links.after_fork_in_child()
 
     def check_caller(self) -> None:
-        """Raises InvalidRequest on another event loop than the client's, and in the child of a fork."""
+        """Raise InvalidRequest on another event loop than the client's, and in the child of a fork."""
         forks.check(self)
         check_loop(self._loop)
 
     def check_closing(self) -> None:
-        """Raises InvalidRequest on another event loop than the client's, unless that one has ended."""
+        """Raise InvalidRequest on another event loop than the client's, unless that loop has ended."""
         if not self._loop.is_closed():
             check_loop(self._loop)
 
@@ -115,7 +115,7 @@ class AsyncEngine:
         self.seen.absorb(token)
 
     def watchers_of(self, key: bytes | None) -> list[str]:
-        """The addresses of the servers to ask for a watch, the best first."""
+        """Return the addresses of the servers to ask for a watch, the best first."""
         return self.routing.watchers_of(key, self.env.random, self._config.endpoints)
 
     def statistics(self) -> dict[str, float]:
@@ -133,7 +133,7 @@ class AsyncEngine:
     # ── one operation ──
 
     async def run(self, operation: ClientOperation, timeout_s: float | None) -> Any:
-        """The operation's result. Raises StoreError."""
+        """Return the result of an operation. Raises StoreError."""
         if get_running_loop() is not self._loop:
             self.check_caller()
         timeout_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
@@ -147,7 +147,7 @@ class AsyncEngine:
             link = None if operation.level else self.links.direct.get(operation.partition)
             if link is None:
                 answer = await self._attempt(operation)
-            else:  # as nearly always
+            else:  # the common case
                 operation.waiter = waiter = self._loop.create_future()
                 link.send(operation)
                 answer = await waiter
@@ -163,10 +163,11 @@ class AsyncEngine:
                 self._admit_waiting(numbering)
 
     async def run_all(self, wanted: Sequence[ClientOperation], timeout_s: float | None) -> list[Any]:
-        """The results in order, MANY_MAX operations under way at a time. The first error is raised after all ended."""
+        """Return the results in order, with MANY_MAX operations in flight. The first error is raised after all have
+        ended."""
         results: list[Any] = [None] * len(wanted)
         places = iter(range(len(wanted)))
-        mine = TaskNursery("many")  # the client's would cancel them when it closes, and their outcomes with them
+        mine = TaskNursery("many")  # the client's nursery would cancel them when it closes, and lose their outcomes
         workers = [
             mine.spawn(self._work(wanted, results, places, timeout_s), name="worker")
             for _ in range(min(MANY_MAX, len(wanted)))
@@ -182,7 +183,8 @@ class AsyncEngine:
         return results
 
     async def run_whole(self, wanted: Sequence[ClientOperation], timeout_s: float | None) -> Answers:
-        """The same of a call on all partitions, which begins again when a range has moved."""
+        """Return the results of a call on all partitions, or Moved if a range has moved, so that the call
+        starts over."""
         try:
             return await self.run_all(wanted, timeout_s)
         except Moved as moved:
@@ -198,7 +200,7 @@ class AsyncEngine:
                 results[place] = error
 
     def _attempt(self, operation: ClientOperation) -> asyncio.Future[Any]:
-        """Send the operation off. Its future gets an answer or a StoreError."""
+        """Send an operation. Its future receives an answer or a StoreError."""
         waiter = operation.waiter = self._loop.create_future()
         operation.is_sent = False
         if operation.level:
@@ -216,7 +218,7 @@ class AsyncEngine:
         return InvalidRequest(forks.FORKED) if self.is_forked else Unavailable("the client is closed")
 
     async def _retry(self, operation: ClientOperation, error: StoreError, timeout_s: float) -> Any:
-        """Try again until there is an answer that is no error, or an error that is final. Raises it."""
+        """Retry until there is an answer that is not an error, or a final error, which is raised."""
         waits = pauses(self.env.random)
         last: StoreError | None = None
         while True:
@@ -246,14 +248,14 @@ class AsyncEngine:
             self._refresh()
 
     async def _wait_change(self, pause_s: float) -> None:
-        """Return after the pause, or as soon as there may be another way to go."""
+        """Return after the pause, or as soon as another server may be worth asking."""
         if pause_s > 0:
             await wait_within(self._changed, pause_s)
 
     # ── room ──
 
     async def _wait_admission(self, numbering: Numbering, operation: ClientOperation, timeout_s: float) -> None:
-        """Return once the operation has begun, by the end of another. Raises Unavailable."""
+        """Wait until the operation may begin because another one has ended. Raises Unavailable."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         waiting = self._waiting.setdefault(numbering, OrderedDict())
         waiting[waiter] = operation
@@ -266,12 +268,12 @@ class AsyncEngine:
                 numbering.end(operation)
             self._admit_waiting(numbering)
             if isinstance(error, TimeoutError):
-                raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s") from None
+                raise Unavailable(f"too many operations in flight; nothing was sent within {timeout_s:g} s") from None
             raise
 
     def _admit_waiting(self, numbering: Numbering) -> None:
-        """Begin what has waited longest, as much as there is room for, and wake nobody else: of many who wait most
-        would wake for nothing, each time."""
+        """Begin the operations that have waited longest, as many as fit. Wake nobody else: with many waiters most
+        wake-ups would be useless."""
         waiting = self._waiting.get(numbering)
         if waiting is None:
             return
@@ -317,13 +319,13 @@ class AsyncEngine:
                 )
             except (Unavailable, NotAuthenticated):
                 await asyncio.sleep(TICK_S)
-            except Exception:  # nobody understands it: what is known goes on, and the next one may be better
-                logger.exception("a topology cannot be taken in")
+            except Exception:  # keep the known topology; the next one may be readable
+                logger.exception("cannot use a topology that a server has sent")
                 await asyncio.sleep(FOLLOW_PAUSE_S)
 
     async def _ask_anybody(self) -> StoreError | None:
-        """Learn from the first that answers; or why nobody did: NotAuthenticated if one of them does not know who
-        asks."""
+        """Read the topology from the first server that answers. Return None, or the error: NotAuthenticated if a server
+        rejected the login."""
         failure: StoreError = NoServerReachable()
         for address in self.links.addresses():
             link = self.links.open(address)
@@ -332,7 +334,9 @@ class AsyncEngine:
             try:
                 await link.wait_up()
                 message = await link.topology(known=0, wait_ms=0, timeout_s=self._config.connect_timeout_s)
-            except NotAuthenticated as error:  # others may know better: this one's table may be old, or unreadable
+            except (
+                NotAuthenticated
+            ) as error:  # another server may accept the login: this one's table may be old or unreadable
                 failure = error
                 continue
             except Unavailable as error:
@@ -343,7 +347,7 @@ class AsyncEngine:
         return failure
 
     def _refresh(self) -> None:
-        """Ask every server that is connected for its topology, each once at a time."""
+        """Request the topology of every connected server, one request to each at a time."""
         for link in self.links.all():
             if link.state is LinkState.UP and link.address not in self._refreshing:
                 self._refreshing.add(link.address)
@@ -364,5 +368,5 @@ class AsyncEngine:
             for link in self.links.all():
                 try:
                     link.tick(now)
-                except Exception:  # without this task no call would end in its time
-                    logger.exception("address=%s cannot be looked after", link.address)
+                except Exception:  # without this task no call would end at its deadline
+                    logger.exception("cannot check the deadlines of a link address=%s", link.address)

@@ -1,4 +1,4 @@
-"""One connection to one server, and everything that is owed on it. Connects once, breaks once."""
+"""One connection to one server, and the operations that await its answers. A link connects once and breaks once."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ from kvstore.rpc.login import login_of_environment
 logger = logging.getLogger(__name__)
 
 GATHER_SHARE = 4
-"""On gRPC operations wait for company until they are this part of those under way,"""
+"""Over gRPC, operations wait to be batched until they are this share of the operations in flight,"""
 GATHER_RTT_SHARE = 8
-"""but no longer than this part of the time that answers take,"""
+"""but no longer than this share of the time that answers take,"""
 GATHER_MIN_S, GATHER_MAX_S = 0.002, 0.02
-"""within these bounds."""
+"""within these bounds, in seconds."""
 LOOKUP_SHARE = 0.8
-"""Of the time to connect, for the lookup of the server's name."""
+"""Share of the connect timeout for the lookup of the server's name."""
 KEEPALIVE_S = 10.0
-"""After so much silence a server that owes nothing is asked whether it is there."""
+"""Silence, in seconds, after which a server that owes no answer is probed."""
 LATE = Unavailable("the time is up")
-"""What a waiter gets whose deadline has passed."""
+"""Answer of a waiter whose deadline has passed."""
 
 
 _deadline_of, _waiter_of = attrgetter("deadline"), attrgetter("waiter")
@@ -73,7 +73,8 @@ class LinkState(Enum):
 
 
 class AsyncLink:
-    """`changed` is called when the link comes up and when it breaks; `on_answers` with each message of answers."""
+    """A connection to one server. Calls `changed` when the link comes up and when it breaks, and `on_answers` with each
+    message of answers."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class AsyncLink:
         self.address = address
         self.state = LinkState.CONNECTING
         self.known = 0
-        """The number of the topology that this server gave last."""
+        """Number of the last topology that this server returned."""
         self.frames = 0
         self.operations = 0
         self._env, self._config, self._routing, self._tokens = env, config, routing, tokens
@@ -103,32 +104,32 @@ class AsyncLink:
         self._open: dict[int, ClientOperation] = {}
         self._next = 1
         self._connection: FrameConnection | None = None
-        """While it is up."""
+        """The open connection; None unless the link is up."""
         self._is_flush_due = False
         self._is_lone = False
-        """The last frame had one operation."""
+        """True if the last frame had one operation."""
         self._settled, self._down = asyncio.Event(), asyncio.Event()
-        """No longer connecting; over."""
+        """Set when the link no longer connects; set when the link is down."""
         self._received_at = self._now()
         self._probed_at: float | None = None
-        """When a silent server was asked whether it is there."""
+        """Time at which a silent server was probed."""
         self._why_down = ""
         self.login_error: NotAuthenticated | None = None
-        """Why the server has refused the connection."""
+        """Error with which the server rejected the login."""
         self._is_overdue = False
         self._timer: asyncio.TimerHandle | None = None
         self._sample = (0, 0.0)
-        """One operation under way, and when it was sent."""
+        """Number of one operation in flight, and the time it was sent."""
         self._answer_s = 0.0
-        """How long answers take, about."""
+        """Moving average of the answer time, in seconds."""
         self._open_channel = aio_opener(address, config.tls, config.login)
         self._stub: Any
-        """Once the address of the server is known."""
+        """Set once the server's address is known."""
         env.nursery.spawn(self._run(), name=f"link {address}")
 
     def send(self, operation: ClientOperation) -> None:
-        """Queue an operation. Those of one turn of the event loop share a frame; a lone one behind a lone one leaves at
-        once. Its waiter gets what comes of it."""
+        """Queue an operation. Operations of one turn of the event loop share a frame. A single operation that follows a
+        frame with a single operation is sent at once. The waiter receives the outcome."""
         self._pending.append(operation)
         if self._is_lone and not self._open and not self._is_flush_due:
             self.flush()
@@ -137,14 +138,15 @@ class AsyncLink:
             self._loop.call_soon(self.flush)
 
     async def wait_up(self) -> None:
-        """Raises Unavailable if the connection fails, NotAuthenticated if the server does not know who asks."""
+        """Wait until the link is up. Raises Unavailable if the connection fails, NotAuthenticated if the server rejects
+        the login."""
         await self._settled.wait()
         if self.state is LinkState.DOWN:
             raise self.login_error or Unavailable(f"{self.address} cannot be reached: {self._why_down}")
 
     async def topology(self, *, known: int, wait_ms: int, timeout_s: float) -> kv_pb2.TopologyResponse:
-        """The server's topology, another than `known` or the same after `wait_ms`. Raises Unavailable, and
-        NotAuthenticated if the server does not know who asks."""
+        """Return the server's topology once it differs from `known`, or after `wait_ms`. Raises Unavailable, and
+        NotAuthenticated if the server rejects the login."""
         request = kv_pb2.TopologyRequest(known=known, wait_ms=wait_ms)
         try:
             message: kv_pb2.TopologyResponse = await self._stub.Topology(request, timeout=timeout_s + wait_ms / 1000)
@@ -155,7 +157,7 @@ class AsyncLink:
         except asyncio.CancelledError:
             if self.state is not LinkState.DOWN or is_cancelled():
                 raise
-            # Nobody cancelled us: a channel that closes does it to whoever waits for a call on it.
+            # Nobody cancelled this task: a channel that closes cancels the tasks that wait for a call on it.
             raise Unavailable(f"{self.address} is gone") from None
         try:
             self._routing.check(message, self.address)
@@ -166,7 +168,7 @@ class AsyncLink:
         return message
 
     def tick(self, now: float) -> None:
-        """Give up what is too late, and look after a server that is silent."""
+        """End operations that are past their deadline, and probe a silent server."""
         for operation in (*self._open.values(), *self._pending):
             if operation.deadline <= now:
                 _answer(operation, LATE)  # it stays open: the server still owes an answer
@@ -175,7 +177,7 @@ class AsyncLink:
             return
         if self._probed_at is not None:
             if now - self._probed_at > silence_s:
-                self.disconnect(f"silent, and gave no sign of life within {silence_s:g} s")
+                self.disconnect(f"no sign of life within {silence_s:g} s after a silence")
         elif now - self._received_at > (silence_s if self._open else max(silence_s, KEEPALIVE_S)):
             self._probed_at = now
             answer = self._connection.probe()
@@ -183,7 +185,7 @@ class AsyncLink:
                 self._env.nursery.spawn(self._wait_probe(answer), name=f"probe {self.address}")
 
     def disconnect(self, why: str) -> None:
-        """The connection is gone, or given up. Everything that is owed ends with an error."""
+        """End the connection. All pending operations end with an error."""
         if self.state is LinkState.DOWN:
             return
         self.state, self._why_down = LinkState.DOWN, why
@@ -206,7 +208,7 @@ class AsyncLink:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is up and goes over the server's Redis port."""
+        """True if the link is up and uses the server's Redis port."""
         return self._connection is not None and self._connection.is_brief
 
     # ── connecting ──
@@ -237,7 +239,7 @@ class AsyncLink:
                 await channel.close()
 
     async def _connected(self) -> FrameConnection:
-        """A stream on the server's Redis port; if it is there and has none, a session of gRPC."""
+        """Open a stream on the server's Redis port, or a gRPC session if the server has no streams."""
         endpoint, is_checked = self._stream_endpoints.endpoint_or_none(self.address), False
         if endpoint is None:
             endpoint, is_checked = stream_endpoint_in(await self._checked_topology()), True
@@ -262,13 +264,14 @@ class AsyncLink:
         return session
 
     async def _checked_topology(self) -> kv_pb2.TopologyResponse:
-        """Raises errors of gRPC, and Unavailable if it is another cluster's."""
+        """Return the server's topology. Raises gRPC errors, and Unavailable if the server belongs to another
+        cluster."""
         message: kv_pb2.TopologyResponse = await self._stub.Topology(kv_pb2.TopologyRequest())
         self._routing.check(message, self.address)
         return message
 
     async def _open_stream(self, server: str, address: str) -> StreamConnection:
-        """Raises OSError, EOFError, ConfigError."""
+        """Open a stream. Raises OSError, EOFError, ConfigError."""
         login, name = self._config.login or login_of_environment(), full_name(server, self._routing.cluster)
         try:
             stream = StreamConnection(self, name, login)
@@ -283,7 +286,7 @@ class AsyncLink:
     # ── sending ──
 
     def flush(self) -> None:
-        """Send what waits, as far as the wire takes it."""
+        """Send pending operations, as many as the connection accepts."""
         self._is_flush_due = False
         connection, pending = self._connection, self._pending
         if connection is None:
@@ -298,7 +301,7 @@ class AsyncLink:
         make, most = (brief_frame_of, BRIEF_OPERATIONS_MAX) if connection.is_brief else (frame_of, FRAME_OPERATIONS_MAX)
         while pending and connection.is_ready and (connection.is_brief or not self._should_gather()):
             operations = cut(pending, most)
-            if any(map(_is_over, map(_waiter_of, operations))):  # late, or given up by their callers
+            if any(map(_is_over, map(_waiter_of, operations))):  # past the deadline, or abandoned by their callers
                 operations = [each for each in operations if not each.waiter.done()]
             if operations:
                 try:
@@ -307,7 +310,8 @@ class AsyncLink:
                     self._unsendable(operations, error)
 
     def _unsendable(self, operations: list[ClientOperation], error: Exception) -> None:
-        """Answer operations of which no frame could be made. The server owes them nothing: nobody else ever would."""
+        """Answer operations for which no frame could be made. The server owes them nothing, so no answer would ever
+        come."""
         why = f"a frame of {len(operations)} operations cannot be sent: {type(error).__name__}"
         logger.error("address=%s %s", self.address, why, exc_info=error)
         gone = set(map(id, operations))
@@ -316,7 +320,7 @@ class AsyncLink:
             _answer(operation, lost(operation, f"{self.address}: {why}"))
 
     def _send_single(self, operation: ClientOperation, connection: FrameConnection) -> None:
-        """Send one operation, as lone callers have it, with the least that it takes."""
+        """Send a single operation at the lowest cost."""
         if operation.waiter.done():
             return
         now, number, open_ = self._now(), self._next, self._open
@@ -339,9 +343,9 @@ class AsyncLink:
         connection.send(frame)
 
     def _should_gather(self) -> bool:
-        """Whether few operations wait compared with those under way: the answers to those will soon bring more.
+        """Return True if few operations are pending compared with those in flight, whose answers will soon bring more.
 
-        Without this, small frames bring small answers, which bring small frames.
+        Without this delay, small frames bring small answers, which bring small frames.
         """
         if len(self._pending) * GATHER_SHARE >= len(self._open) or self._is_overdue:
             self._is_overdue = False
@@ -359,7 +363,9 @@ class AsyncLink:
     def _frame(self, operations: list[ClientOperation], make: _MakeFrame) -> AnyFrame:
         now = self._now()
         longest = max(map(_deadline_of, operations)) - now
-        cluster = {"cluster": self._routing.cluster} if make is frame_of else {}  # a stream has named it as it began
+        cluster = (
+            {"cluster": self._routing.cluster} if make is frame_of else {}
+        )  # a stream has named the cluster in its hello
         frame, numbered = make(
             operations,
             self._next,
@@ -384,7 +390,7 @@ class AsyncLink:
     # ── hearing ──
 
     def take(self, answers: AnyAnswers) -> None:
-        """A message of the server."""
+        """Take a message of answers."""
         self._received_at, self._probed_at = self._now(), None
         self._on_answers_received(answers)
         pop = self._open.pop
@@ -394,21 +400,21 @@ class AsyncLink:
                 try:
                     operation.waiter.set_result(answer)
                 except asyncio.InvalidStateError:
-                    """Nobody waits any more: to ask each first would be another call."""
+                    """The caller has gone. Checking each waiter first would cost another call."""
         if self._sample[0]:
             self._measure()
         if self._pending and not self._is_flush_due:
             self.flush()
 
     def _measure(self) -> None:
-        """Learn how long answers take, from one operation at a time."""
+        """Update the average answer time from one operation at a time."""
         number, sent_at = self._sample
         if number and number not in self._open:
             self._answer_s += (self._received_at - sent_at - self._answer_s) / 8
             self._sample = (0, 0.0)
 
     async def _wait_probe(self, answer: Awaitable[object]) -> None:
-        """Wait for a sign of life that comes beside the connection: a stopped process keeps its connections."""
+        """Wait for a sign of life beside the connection, because a stopped process keeps its connections open."""
         try:
             await answer
             self._received_at, self._probed_at = self._now(), None

@@ -1,4 +1,4 @@
-"""The client's connections: which there are, which may be used, and which one an operation takes."""
+"""The client's connections: which ones exist, which may be used, and which one an operation takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncLinks:
-    """At most one link per address. A broken one is replaced when somebody needs it, after a rest."""
+    """At most one link per address. A broken link is replaced when it is needed again, after a backoff."""
 
     def __init__(
         self,
@@ -43,20 +43,21 @@ class AsyncLinks:
         self._rests = AddressBackoff()
         self._refusals = LoginRefusals()
         self.direct: dict[str, AsyncLink] = {}
-        """Partition → the link to its leader, while that is up: the fast way."""
+        """Links to leaders by partition, while they are up: the fast path."""
         self._favourite = env.random.randrange(1 << 16)
         self.breaks = 0
         self._frames_gone = 0
         self._closed = False
 
     def forget_routes(self) -> None:
-        """Look the routes up again, because other leaders are known now."""
+        """Forget which link leads to which leader, because the leaders may have changed."""
         self.direct.clear()
 
     def choose(self, operation: ClientOperation) -> AsyncLink | None:
-        """A link for an operation: to whom it should go if that link is up, else to anybody, who forwards it.
+        """Return a link for an operation: the link to its best server if that is up, else to any server, which forwards
+        it.
 
-        A link that is not up is connected meanwhile. None: nobody can be reached now.
+        A link that is not up is connected meanwhile. None: no server can be reached now.
         """
         connecting = None
         for address in self._candidates(operation):
@@ -70,7 +71,7 @@ class AsyncLinks:
         return connecting
 
     def open(self, address: str) -> AsyncLink | None:
-        """The link to an address, connecting or up; None while the address is left alone."""
+        """Return the link to an address, connecting or up; None during the address's backoff."""
         link = self._links.get(address)
         if link is not None:
             return link
@@ -90,32 +91,32 @@ class AsyncLinks:
             )
         except (OSError, ConfigError) as error:
             if not self._routing.is_known:
-                raise  # whoever opens the client is told
-            logger.warning("no connection can be made address=%s why=%s", address, error)  # files that are replaced now
+                raise  # the caller that opens the client gets the error
+            logger.warning("cannot connect address=%s reason=%s", address, error)  # files that are being replaced
             self._rests.broke(address, self._env.clock.now())
             return None
         self._links[address] = link
         return link
 
     def login_error_or_none(self, *, is_late: bool) -> NotAuthenticated | None:
-        """Why nobody answers, if no server is connected and all do not know who asks; once it is late, if one of them
-        does not."""
+        """Return the login error if no server is connected and all have rejected the login; when late, if one of them
+        has."""
         if any(link.state is LinkState.UP for link in self._links.values()):
             return None
         why = self._refusals.error_or_none(self.addresses(), is_late=is_late)
-        # Another object for each caller: one that is raised again and again keeps the frames of all who caught it.
+        # A new object for each caller: an exception that is raised repeatedly keeps the frames of all its callers.
         return None if why is None else type(why)(*why.args)
 
     def all(self) -> list[AsyncLink]:
         return [link for _, link in sorted(self._links.items())]
 
     def addresses(self) -> list[str]:
-        """Everybody known, the configured ones first."""
+        """Return all known addresses, the configured ones first."""
         return self._routing.everybody(self._config.endpoints)
 
     @property
     def frames(self) -> int:
-        """How many were sent, those on links that are gone among them."""
+        """Number of frames that were sent, including those on former links."""
         return self._frames_gone + sum(link.frames for link in self._links.values())
 
     def close(self) -> None:
@@ -124,7 +125,8 @@ class AsyncLinks:
             link.disconnect("the client is closed")
 
     def after_fork_in_child(self) -> None:
-        """In the child of a fork: no link is used or ended here. They are kept: to end one would end the parent's."""
+        """In the child of a fork, use and end no link, because ending one would end the parent's. The links are kept
+        referenced."""
         self._closed = True
         forks.keep(*self._links.values())
         self._links = {}
@@ -150,6 +152,6 @@ class AsyncLinks:
             self._rests.broke(link.address, self._env.clock.now())
         else:
             self._rests.held(link.address)
-        self._refusals.record(link.address, None)  # what it said last counts, since this may go on for days
+        self._refusals.record(link.address, None)  # the last answer counts, because the client may live for days
         self._refusals.record(link.address, link.login_error)
         self._changed()

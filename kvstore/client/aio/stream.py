@@ -1,4 +1,4 @@
-"""The stream under a watch on asyncio: the part of a watch that threads do differently (blocking/stream.py)."""
+"""The stream under a watch on asyncio: the part of a watch that differs from threads (blocking/stream.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvstore.rpc.status import from_rpc_error
 
 
 class WatchStream(ClosedAtExit):
-    """Reads the messages of one watch, at one server after another, on the event loop of the first caller."""
+    """Reads the messages of one watch, from one server after another, on the event loop of the first caller."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class WatchStream(ClosedAtExit):
         addresses: Callable[[], list[str]],
         check: Check | None,
     ) -> None:
-        """If there is a `check`, the stream asks a server for its topology before it asks the server to watch: another
-        server may listen at an address by then, and a watch that begins cannot tell."""
+        """With a `check`, the stream requests a server's topology before the watch begins: a server of another cluster
+        may listen at the address by then, and a watch that begins cannot detect that."""
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
         self._check = check
         self._channel: grpc.aio.Channel | None = None
@@ -56,27 +56,27 @@ class WatchStream(ClosedAtExit):
         self.is_forked = True
 
     def _check_caller(self) -> None:
-        """Raises InvalidRequest in the child of a fork, and on another event loop than the first caller's."""
+        """Raise InvalidRequest in the child of a fork, and on another event loop than the first caller's."""
         forks.check(self)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         check_loop(self._loop)
 
     def _run_step(self, step: Callable[[], Awaitable[None]]) -> Awaitable[None]:
-        """Take a step of the watch."""
+        """Run a step of the watch."""
         return step()
 
     async def close(self) -> None:
-        """End the watch. `position` stays."""
+        """End the watch. `position` stays readable. Idempotent."""
         self._is_closed = True
         await self._disconnect()
 
     def _read_more(self) -> Awaitable[None]:
-        """Read a message for a caller that waits for a change."""
+        """Read one message for a caller that waits for a change."""
         return self._read_message()
 
     async def _read_message(self) -> None:
-        """The next message, over as many servers as it takes."""
+        """Read the next message, from as many servers as necessary."""
         deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
         pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
         failure: StoreError = Unavailable("no server watches")
@@ -103,16 +103,16 @@ class WatchStream(ClosedAtExit):
         config, patience_s = self._config, self._reading.watched.patience_s
         try:
             if (call := self._call) is None:
-                # Half of the time in which one is looked for, so that there is some for another behind a silent one.
+                # Half of the caller's time, so that there is time for another server behind a silent one.
                 async with asyncio.timeout(max(config.timeout_s / 2, config.connect_timeout_s)):
                     call = await self._connect()
                     await call.initial_metadata()
-                # The server is there. It has so long to find its place in the logs, or to say why it cannot.
+                # The server is there. It has this long to find its place in the logs, or to report why it cannot.
                 patience_s = max(config.timeout_s / 2, 2 * config.silence_s)
             async with asyncio.timeout(patience_s):
                 message = await call.read()
         except TimeoutError:
-            raise Unavailable("the server has fallen silent") from None
+            raise Unavailable("the server sends nothing any more") from None
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         except asyncio.CancelledError:
@@ -128,8 +128,8 @@ class WatchStream(ClosedAtExit):
         self._address = address = next(self._turns)
         try:
             self._channel = channel = await open_aio_channel(address, self._config.tls, self._config.login)
-        except (OSError, ConfigError) as error:  # files that are replaced just now, or no address of the name
-            raise Unavailable(f"no connection to {address} can be made: {error}") from error
+        except (OSError, ConfigError) as error:  # files that are being replaced, or a name without an address
+            raise Unavailable(f"cannot connect to {address}: {error}") from error
         self.connections += 1
         if self._is_closed:
             await self._disconnect()
@@ -149,6 +149,6 @@ class WatchStream(ClosedAtExit):
             await channel.close()
 
     def _servers(self) -> Iterator[str]:
-        """Whom to ask, for ever."""
+        """Yield the servers to ask, without end."""
         while True:
             yield from self._addresses()

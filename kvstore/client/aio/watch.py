@@ -15,10 +15,24 @@ from kvstore.env.library_env import LibraryEnv
 
 
 class AsyncWatch(WatchStream):
-    """Goes on by itself after errors, at another server if need be, without a gap and without repeating anything; and,
-    over another connection, after a caller who was cancelled while it waited for the next change.
-    Raises PositionTrimmed if it was away for longer than the log is kept, and Unavailable if no server watches for
-    `timeout_s` (of the client); it can be iterated again after that."""
+    """An iterator over changes, as `AsyncClient.watch` returns it.
+
+    After an error the watch continues by itself, at another server if necessary, without a gap and without duplicates.
+    It can be iterated again after it has raised an error.
+
+    If its caller was cancelled while it waited for a change, the watch continues over another connection.
+
+    Raises:
+        PositionTrimmed: If the watch was away for longer than the log is kept.
+        Unavailable: If no server watches within `timeout_s` of the client.
+
+    Examples:
+        >>> async with client.watch(b"user/1") as changes:  # doctest: +SKIP
+        ...     version = await client.put(b"user/1", b"Ann")
+        ...     change = await anext(changes)
+        ...     change.item.value
+        b'Ann'
+    """
 
     def __init__(
         self,
@@ -30,23 +44,26 @@ class AsyncWatch(WatchStream):
         read: Callable[[Sequence[ClientOperation]], Awaitable[Answers]] | None = None,
         check: Check | None = None,
     ) -> None:
-        """If there is a `state`, the watch reads it with `read` and gives it first."""
+        """With a `state`, the watch reads it with `read` and returns it first."""
         super().__init__(env, config, reading, addresses, check)
         self._state, self._read = state, read
 
     @property
     def position(self) -> Mapping[str, int]:
-        """Where a later watch of the same keys goes on (`after`): behind all changes that were given out. Empty before
-        `ready`, and until all of the state has been given out if that was wanted first."""
+        """Position behind all changes returned so far. Pass it as `after` to continue in a later watch of the same
+        keys.
+
+        Empty before `ready`, and with `with_state` until the whole state has been returned.
+        """
         return dict(self._reading.position) if self.has_state else {}
 
     @property
     def has_state(self) -> bool:
-        """Whether all that was there when the watch began has been given out, if that was wanted: changes follow."""
+        """True once the whole state has been returned, or if no state was requested."""
         return self._state is None or self._state.is_over
 
     async def ready(self) -> Self:
-        """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
+        """Wait until a server watches: no change from then on is missed. Raises the errors of an iteration."""
         self._check_caller()
         await self._run_step(self._make_ready)
         return self
@@ -77,7 +94,7 @@ class AsyncWatch(WatchStream):
             self._reading.give()
 
     async def _read_state(self) -> None:
-        """Read as much of the state as the watch needs to give something."""
+        """Read as much of the state as the watch needs to return something."""
         state, read = self._state, self._read
         while state is not None and read is not None and state.is_short and not self._is_closed:
             state.take(await read(state.wanted()))

@@ -1,4 +1,4 @@
-"""A client's knowledge of its cluster. Decides only."""
+"""A client's view of its cluster. Decides only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvstore.client.core.routing import Routing
 
 
 class RoutingEngine(Protocol):
-    """The engine that a client runs on."""
+    """The part of a client's engine that knows the cluster."""
 
     routing: Routing
 
@@ -16,24 +16,24 @@ class RoutingEngine(Protocol):
 
 
 class ClusterView:
-    """The cluster as its servers last told it to this client; nobody is asked."""
+    """The cluster as servers last described it to this client. Reading it costs no request."""
 
     def __init__(self, engine: RoutingEngine) -> None:
         self._engine = engine
 
     def partition_of(self, key: bytes) -> str:
-        """The partition that owns the key."""
+        """Return the id of the partition that owns a key."""
         return self._engine.routing.partition_of(key)
 
     def leader_of(self, partition: str) -> str:
-        """Where the partition's leader listens, `host:port`; empty if nobody is known to lead it."""
+        """Return the address (`host:port`) of a partition's leader; empty if no leader is known."""
         return self._engine.routing.leader_of(partition)
 
     def partitions(self) -> list[str]:
-        """The ids of the partitions, sorted."""
+        """Return the ids of the partitions, sorted."""
         return sorted(self._engine.routing.partitions)
 
     def time_ms(self) -> int:
-        """The cluster's time, to some seconds, in milliseconds since 1970; 0 if no server has told. Keys
-        expire by it, whatever this machine's date is."""
+        """Return the cluster's time in milliseconds since 1970, accurate to some seconds; 0 if no server has reported
+        it. Keys expire by this time, not by the clock of this machine."""
         return self._engine.time_ms()
