@@ -226,7 +226,7 @@ class FeedReader:
             OutcomeUnknown: If the hold may have been made.
         """
         if not 0 <= ttl_s * 1000 <= UINT64_MAX:  # false for NaN, too
-            raise InvalidRequest(f"want `ttl_s` from 0 on, got {ttl_s!r}")
+            raise InvalidRequest(f"expected `ttl_s` to be 0 or more, got {ttl_s!r}")
         request = feed_pb2.HoldRequest(
             name=name,
             positions=checked_positions("positions", positions),

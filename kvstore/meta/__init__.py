@@ -1,5 +1,5 @@
-"""The metadata store: one interface, drivers behind it, and Apache BookKeeper's layout on top. Drivers are imported by
-name."""
+"""The metadata store: one interface, its drivers, and Apache BookKeeper's layout on top. Drivers are imported
+by name."""
 
 from kvstore.meta.auditor_votes import AuditorVotes
 from kvstore.meta.bookies import BookieView

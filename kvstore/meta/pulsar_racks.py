@@ -22,11 +22,11 @@ from kvstore.types import BookieId
 
 PATH = "/bookies"
 GROUP = "default"
-"""The group of entries that are new. Pulsar's isolation policies choose bookies by groups."""
+"""Group of new entries. Pulsar's isolation policies choose bookies by group."""
 _ABSENT = -1
 
 Document = dict[str, dict[str, dict[str, object]]]
-"""Groups of entries; an entry may have fields that this build does not know."""
+"""Entries by group. An entry may have fields that this build does not know."""
 
 
 def with_zones(found: Document, bookies: RegisteredBookies) -> Document:

@@ -206,7 +206,7 @@ def test_reads_whose_expiries_may_be_those_of_others_are_not_answered() -> None:
 
 
 def test_a_batch_of_more_operations_than_servers_take_is_not_sent() -> None:
-    with pytest.raises(InvalidRequest, match="want 1 to 10000 operations in a batch, got 10001"):
+    with pytest.raises(InvalidRequest, match="expected 1 to 10000 operations in a batch, got 10001"):
         operations.batch([operations.get(b"k", 0)] * 10_001)
     with pytest.raises(InvalidRequest, match="got 0"):
         operations.batch([])

@@ -170,7 +170,7 @@ async def test_a_load_that_fails_says_so_and_does_not_wait_for_the_rest(servers:
 
 
 async def test_a_row_that_the_store_would_not_take_is_refused_at_once(servers: Servers) -> None:
-    with pytest.raises(InvalidRequest, match="want a key of 1 to"):
+    with pytest.raises(InvalidRequest, match="expected a key of 1 to"):
         async with loader(servers) as load:
             await load.add([Row(b"", b"v")])
 
@@ -180,7 +180,7 @@ async def test_whoever_goes_on_after_a_refused_row_is_told_again_and_waits_for_n
     load = await loader(servers).__aenter__()
     async with asyncio.timeout(PATIENCE_S):
         for call in (load.add(wrong), load.add(rows(1)), load.__aexit__(None, None, None)):
-            with pytest.raises(InvalidRequest, match="want a key of 1 to"):
+            with pytest.raises(InvalidRequest, match="expected a key of 1 to"):
                 await call
 
 

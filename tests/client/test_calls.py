@@ -69,10 +69,10 @@ BUILDERS: list[Callable[[Any, Any], ClientOperation]] = [
 def test_what_is_no_bytes_is_refused_by_its_type_before_it_is_sent(
     build: Callable[[Any, Any], ClientOperation], wrong: Any
 ) -> None:
-    with pytest.raises(InvalidRequest, match=f"as bytes, got {type(wrong).__name__}"):
+    with pytest.raises(InvalidRequest, match=f"to be bytes, got {type(wrong).__name__}"):
         build(wrong, b"v")
     if build(b"k", b"v").value:
-        with pytest.raises(InvalidRequest, match=f"as bytes, got {type(wrong).__name__}"):
+        with pytest.raises(InvalidRequest, match=f"to be bytes, got {type(wrong).__name__}"):
             build(b"k", wrong)
 
 
@@ -88,22 +88,22 @@ def test_bytes_that_may_change_are_taken_as_they_are_now(build: Callable[[Any, A
 @pytest.mark.parametrize("level", ["stale", 9, -1])
 def test_a_level_that_there_is_not_is_refused(level: Any) -> None:
     for build in (operations.get, operations.meta, operations.count):
-        with pytest.raises(InvalidRequest, match="want a Level"):
+        with pytest.raises(InvalidRequest, match="expected a Level"):
             build(b"k", level)
-    with pytest.raises(InvalidRequest, match="want a Level"):
+    with pytest.raises(InvalidRequest, match="expected a Level"):
         operations.scan("p1", b"", b"", 0, level)
     assert operations.get(b"k", Level.STALE).level == operations.get(b"k", 3).level == Level.STALE
 
 
 @pytest.mark.parametrize("bounds", [("a", b"", b""), (b"", "a", b""), (b"", b"", "a")])
 def test_bounds_that_are_no_bytes_are_refused(bounds: Any) -> None:
-    with pytest.raises(InvalidRequest, match="as bytes, got str"):
+    with pytest.raises(InvalidRequest, match="to be bytes, got str"):
         Bounds.of(*bounds)
 
 
 @pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), "5"])
 def test_a_timeout_that_no_clock_could_be_set_to_is_refused(timeout_s: Any) -> None:
-    with pytest.raises(InvalidRequest, match="want a timeout_s of at most"):
+    with pytest.raises(InvalidRequest, match="expected timeout_s to be at most"):
         operations.as_seconds(timeout_s)
 
 
@@ -114,7 +114,7 @@ def test_a_version_that_cannot_be_is_refused(version: int) -> None:
 
 
 def test_a_scan_of_less_than_nothing_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="want a limit"):
+    with pytest.raises(InvalidRequest, match="expected a limit"):
         operations.scan("p1", b"", b"", -1, 0)
 
 

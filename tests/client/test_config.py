@@ -76,5 +76,5 @@ def test_all_wrong_times_are_named_at_once() -> None:
 
 @pytest.mark.parametrize("time_s", [float("inf"), float("nan"), 1e300])
 def test_a_time_that_no_clock_could_be_set_to_is_refused(time_s: float) -> None:
-    with pytest.raises(ValueError, match="timeout_s: want more than 0 and at most 1e"):
+    with pytest.raises(ValueError, match="timeout_s: expected more than 0 and at most 1e"):
         ClientConfig(endpoints=("a:1",), timeout_s=time_s)

@@ -222,7 +222,7 @@ async def test_a_batch_under_conditions_on_keys_that_it_does_not_write(client: F
         with pytest.raises(ConditionFailed):
             await client.call("batch", refused.put(b"{t}b", b"3"))
     assert (await client.call("get", b"{t}b")).value == b"2"
-    with pytest.raises(InvalidRequest, match="want a version or whether the key is there"):
+    with pytest.raises(InvalidRequest, match="expected either a version or whether the key is present"):
         Batch().check(b"{t}a")
 
 
@@ -299,7 +299,7 @@ async def test_pages_go_on_by_a_token_alone_at_any_client(subject: Subject) -> N
     assert second.token is None
     assert await subject.client.call("page", prefix=b"zz") == ([], None)
     for wrong in ({"prefix": b"b"}, {"start": b"a-1"}, {"end": b"a-00"}):
-        with pytest.raises(InvalidRequest, match="want a page token of keys from"):
+        with pytest.raises(InvalidRequest, match="expected a page token of keys from"):
             await subject.client.call("page", first.token, **wrong)
     for options in ({"token": "nonsense"}, {"limit": 0}, {"limit": 10_001}):
         with pytest.raises(InvalidRequest):
@@ -335,7 +335,7 @@ async def test_a_prefix_is_deleted_in_batches_that_tell_how_far_it_has_come(subj
     assert [each.token is None for each in told] == [False, True]
     assert await subject.client.keys() == kept
     assert await subject.client.call("delete_prefix", b"gone/") == 0
-    with pytest.raises(InvalidRequest, match="an empty one is every key"):
+    with pytest.raises(InvalidRequest, match="got an empty one, which matches every key"):
         await subject.client.call("delete_prefix", b"")
 
 

@@ -31,11 +31,11 @@ def test_a_partition_that_is_no_word_has_no_position() -> None:
 @pytest.mark.parametrize("name", ["rows_max", "bytes_max", "wait_ms"])
 @pytest.mark.parametrize("wrong", [-1, 1 << 32, 0.5])
 def test_a_bound_that_cannot_be_sent_is_refused(name: str, wrong: Any) -> None:
-    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match=f"want `{name}` .*, got {wrong!r}"):
+    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match=f"expected `{name}` to be .*, got {wrong!r}"):
         feed.changes("p1", 0, **{name: wrong})
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), 1e30])
 def test_a_hold_for_no_time_that_can_be_is_refused(wrong: float) -> None:
-    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match="want `ttl_s` from 0 on"):
+    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match="expected `ttl_s` to be 0 or more"):
         feed.hold("h", {"p1": 0}, wrong)

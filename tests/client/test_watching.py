@@ -72,13 +72,13 @@ def test_a_watch_is_of_one_key_or_of_a_range() -> None:
 
 @pytest.mark.parametrize("heartbeat_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_heartbeat_that_cannot_be_is_refused(heartbeat_s: float) -> None:
-    with pytest.raises(InvalidRequest, match="want a heartbeat_s"):
+    with pytest.raises(InvalidRequest, match="expected heartbeat_s"):
         WatchedKeys.of(b"k", b"", b"", b"", keys_only=False, heartbeat_s=heartbeat_s)
 
 
 @pytest.mark.parametrize("of", [("k", b""), (None, "k")])
 def test_a_watch_of_what_is_no_bytes_is_refused(of: Any) -> None:
-    with pytest.raises(InvalidRequest, match="as bytes, got str"):
+    with pytest.raises(InvalidRequest, match="to be bytes, got str"):
         WatchedKeys.of(*of, b"", b"", keys_only=False, heartbeat_s=1.0)
 
 
@@ -91,5 +91,7 @@ def test_only_what_no_server_can_mend_ends_a_watch() -> None:
 @pytest.mark.parametrize("wrong", [-1, 1 << 64, "7", 1.5, None, True])
 def test_what_is_no_position_is_refused_before_a_server_is_asked(wrong: Any) -> None:
     """No server would get it: the watch would say, when its time is over, that nobody answers."""
-    with pytest.raises(InvalidRequest, match=r"want `after` as \{partition: sequence\}, from 0 on, got 'p1'"):
+    with pytest.raises(
+        InvalidRequest, match=r"expected `after` as \{partition: sequence\} with sequences from 0 on, got 'p1'"
+    ):
         WatchCursor(EVERYTHING, {"p1": wrong}, {})

@@ -113,7 +113,7 @@ async def test_after_a_move_no_bookie_is_taken_for_older_than_a_ledger(store: Me
 async def test_a_second_import_is_refused(store: MetadataStore) -> None:
     nodes, instance = await export(await founded())
     await restore(store, nodes, instance)
-    with pytest.raises(ConfigError, match="want an empty place, got a cluster: /counted, /ledgers, /partitions"):
+    with pytest.raises(ConfigError, match="expected an empty place, got a cluster: /counted, /ledgers, /partitions"):
         await restore(store, nodes, instance)
     there, _ = await export(store)
     assert {**nodes, **there, paths.COUNTED: b""} == {**there, paths.COUNTED: b""}
@@ -124,7 +124,7 @@ async def test_while_a_process_holds_anything_nothing_is_exported() -> None:
     node = MemoryStore(source.tree)
     await node.create("/servers")
     await node.create("/servers/n1", ephemeral=True)
-    with pytest.raises(ConfigError, match="/servers/n1 is a running process's: stop every node"):
+    with pytest.raises(ConfigError, match="/servers/n1 belongs to a running process: stop every node"):
         await export(source)
     await node.close()
     await export(source)
@@ -193,7 +193,7 @@ def test_a_file_with_any_damage_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "fault"), [({"/a/b": b""}, "/a/b has no parent in the file"), ({"a": b""}, "want an absolute path")]
+    ("nodes", "fault"), [({"/a/b": b""}, "/a/b has no parent in the file"), ({"a": b""}, "expected an absolute path")]
 )
 def test_a_file_that_is_no_tree_is_refused(nodes: dict[str, bytes], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):

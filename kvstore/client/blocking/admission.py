@@ -1,4 +1,4 @@
-"""The threads of a blocking client that wait because as much of a partition is under way as may be."""
+"""Threads of a blocking client that wait because too many operations of a partition are in flight."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from kvstore.env import Clock
 
 
 class AdmissionQueue:
-    """The room of one client: each partition's, in which operations begin in the order of coming."""
+    """The waiting operations of one client, which begin in order of arrival, partition by partition."""
 
     def __init__(self, lock: threading.Lock, clock: Clock) -> None:
-        """`lock` is the client's, which guards the numberings."""
+        """`lock` is the client's lock, which guards the numberings."""
         self._lock, self._clock = lock, clock
         self.waiting: dict[Numbering, OrderedDict[CallWaiter, ClientOperation]] = {}
-        """Answered whether the operation has begun; not if the client was closed."""
+        """Waiters with their operations. A waiter's answer is True once its operation has begun, False if the client
+        was closed."""
 
     def enqueue(self, numbering: Numbering, operation: ClientOperation) -> CallWaiter:
-        """Take in one for which there is no room. With the lock."""
+        """Queue an operation for which there is no free slot. Requires the lock."""
         waiter = CallWaiter()
         self.waiting.setdefault(numbering, OrderedDict())[waiter] = operation
         return waiter
 
     def wait(self, numbering: Numbering, waiter: CallWaiter, operation: ClientOperation) -> bool:
-        """Return once the operation has begun, by the end of another; False if its time is over before, or the client
-        was closed."""
-        is_interrupted = True  # KeyboardInterrupt, a timeout of gevent
+        """Wait until the operation begins because another one has ended. Returns False at the deadline, or if the
+        client was closed."""
+        is_interrupted = True  # KeyboardInterrupt, or a timeout of gevent
         try:
             waiter.wait(operation.deadline - self._clock.now())
             is_interrupted = False
@@ -44,14 +45,14 @@ class AdmissionQueue:
         return has_begun
 
     def begin(self, numbering: Numbering, operation: ClientOperation) -> bool:
-        """Take an operation in, as Numbering does; if there is no room, first end what should have ended long ago. With
-        the lock."""
+        """Begin an operation, as Numbering does. If there is no free slot, first end overdue operations. Requires the
+        lock."""
         if numbering.begin(operation):
             return True
         return numbering.end_overdue(self._clock.now()) and numbering.begin(operation)
 
     def end(self, operations: Sequence[ClientOperation]) -> None:
-        """Nobody waits for the operations any more: others have their room."""
+        """End operations that have no waiter any more, and begin waiting ones."""
         with self._lock:
             for operation in operations:
                 operation.numbering.end(operation)
@@ -60,13 +61,13 @@ class AdmissionQueue:
                     self._give(numbering)
 
     def close(self) -> None:
-        """Let all go that wait. With the lock."""
+        """Release all waiters. Requires the lock."""
         for waiter in [each for waiting in self.waiting.values() for each in waiting]:
             waiter.set(False)
 
     def _give(self, numbering: Numbering) -> None:
-        """Begin what has waited longest, as much as there is room for, and wake nobody else: of many who wait most
-        would wake for nothing, each time. With the lock."""
+        """Begin the operations that have waited longest, as many as fit. Wake nobody else: with many waiters most
+        wake-ups would be useless. Requires the lock."""
         waiting = self.waiting.get(numbering)
         while waiting:
             waiter, operation = next(iter(waiting.items()))

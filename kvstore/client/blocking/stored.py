@@ -19,36 +19,42 @@ _ABSENT: Any = object()
 
 
 class StoredMapping(MutableMapping[bytes, T]):
-    """The keys that begin with `prefix`, without it, and their values as a codec has them.
+    """A mapping of the keys that begin with `prefix`, without the prefix, to decoded values.
 
-    >>> visits = StoredMapping(client, b"visits/", json_codec())
-    >>> visits[b"ann"] = {"page": "home", "seconds": 7}
-    >>> visits.update({b"bob": {"page": "map"}, b"cy": {"page": "home"}})
-    >>> visits[b"ann"]["page"], len(visits), b"dan" in visits
-    ('home', 3, False)
-    >>> [key for key, visit in visits.items() if visit["page"] == "home"]
-    [b'ann', b'cy']
-    >>> visits.pop(b"bob")
-    {'page': 'map'}
-    >>> visits.setdefault(b"cy", {"page": "map"})
-    {'page': 'home'}
-    >>> client.get(b"visits/cy").value
-    b'{"page":"home"}'
-    >>> del visits[b"dan"]
-    Traceback (most recent call last):
-    KeyError: b'dan'
-    >>> visits.clear()
-    >>> bool(visits)
-    False
+    Each call costs one round trip or more and is linearizable by itself; nothing is cached. Iteration reads pages of a
+    scan in key order. It is not one point in time, and unlike with a dict it continues if keys are written or deleted
+    meanwhile. A key that is present all the time is returned once. `len`, and so `list(stored)`, first counts the keys.
+    `update` writes each key by itself. `pop`, `popitem` and `setdefault` are atomic for all clients. Use
+    `dict(stored.items())` instead of `dict(stored)`, which reads each key by itself.
 
-    Each call is a round trip or more, and each is linearizable by itself; nothing is kept here. Iterating goes over
-    pages of a scan, in the order of keys: it is not one moment, so a key that is written or deleted meanwhile may be in
-    it or not, and unlike a dict's it goes on then; a key that is there all the time is given once. `len`, and so
-    `list(stored)`, has servers count the keys first. `update` writes each key by itself; `pop`, `popitem` and
-    `setdefault` are one step for all clients. `dict(stored)` asks for each key by itself, as Python does with any
-    mapping: write `dict(stored.items())`.
+    Args:
+        client: An open client.
+        prefix: The prefix of the keys.
+        codec: The codec of the values.
 
-    KeyError means that the key is absent; all other errors are the client's, among them OutcomeUnknown.
+    Raises:
+        KeyError: If the key is absent. All other errors are those of the client.
+
+    Examples:
+        >>> visits = StoredMapping(client, b"visits/", json_codec())
+        >>> visits[b"ann"] = {"page": "home", "seconds": 7}
+        >>> visits.update({b"bob": {"page": "map"}, b"cy": {"page": "home"}})
+        >>> visits[b"ann"]["page"], len(visits), b"dan" in visits
+        ('home', 3, False)
+        >>> [key for key, visit in visits.items() if visit["page"] == "home"]
+        [b'ann', b'cy']
+        >>> visits.pop(b"bob")
+        {'page': 'map'}
+        >>> visits.setdefault(b"cy", {"page": "map"})
+        {'page': 'home'}
+        >>> client.get(b"visits/cy").value
+        b'{"page":"home"}'
+        >>> del visits[b"dan"]
+        Traceback (most recent call last):
+        KeyError: b'dan'
+        >>> visits.clear()
+        >>> bool(visits)
+        False
     """
 
     def __init__(self, client: Client, prefix: bytes, codec: Codec[T]) -> None:

@@ -1,11 +1,11 @@
-"""Waiting in line: locks, read/write locks and elections. Decides only.
+"""Locks, read/write locks and elections, as lines of waiting keys. Decides only.
 
-Each who wants a lock writes a key of its session below the lock's prefix. The version with which the store creates it
-is its place in the line, and later its *fencing token*: versions of one tag rise, also over failovers and moves
-(docs/protocol.md, M9), so whoever holds the lock later has a higher one, and what is protected refuses lower ones than
-it has seen. Whoever has nobody in front of it holds the lock; the others watch the one key directly in front of them,
-so the end of a holder wakes one (Q4). It may have been a waiter that has ended: so the line is read again, unless the
-holder has said beside the line that it has released.
+Each session that wants a lock writes a key of its own below the lock's prefix. The version with which the store creates
+the key is its place in the line, and later its *fencing token*: versions of one tag rise, also over failovers and moves
+(docs/protocol.md, M9). So every later holder has a higher token, and the protected resource refuses lower tokens than
+it has seen. The session with no key in front of its own holds the lock. Each other session watches the one key directly
+in front of it, so the end of a holder wakes one waiter (Q4). The watched key may have belonged to a waiter; therefore
+the line is read again, unless the holder has left a release note beside the line.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ EXCLUSIVE, SHARED = b"w", b"r"
 
 
 class LockKey(NamedTuple):
-    """A place at the head of the line."""
+    """The key by which a session holds a lock, at the head of the line."""
 
     key: bytes
     token: int
-    """The version with which the key was created."""
+    """Version with which the key was created."""
 
 
 def in_front(line: Found, key: bytes, mode: bytes) -> bytes | None:
-    """The last in front of `key` that it has to wait for; None: it holds the lock. SHARED waits for EXCLUSIVE only.
-    Raises SessionEnded if `key` is not in the line."""
+    """Return the last key in front of `key` that it must wait for, or None if it holds the lock. SHARED waits for
+    EXCLUSIVE only. Raises SessionEnded if `key` is not in the line."""
     mine = line.get(key)
     if mine is None:
-        raise SessionEnded(f"{key!r} is not in the line any more")
+        raise SessionEnded(f"{key!r} is no longer in the line")
     before = {
         item.created: other
         for other, item in line.items()
@@ -44,19 +44,19 @@ def in_front(line: Found, key: bytes, mode: bytes) -> bytes | None:
 
 
 def release_note_of(prefix: bytes) -> bytes:
-    """The key beside the line below `prefix` in which the last holder who wanted to write says that it has released."""
+    """Return the key beside the line in which the last exclusive holder notes its release."""
     tag, _, line = prefix.partition(b"}/")
     return tag + b"}/turn/" + line
 
 
 def has_released(turn: Found, token: int) -> bool:
-    """Whether the holder with this token says so: then nobody was in front of it."""
+    """Return True if the release note is of the holder with this token. Then nobody was in front of it."""
     return any(item.value == b"%d" % token for item in turn.values())
 
 
 def acquire(lease: SessionLease, prefix: bytes, mode: bytes, value: bytes) -> Recipe[LockKey]:
-    """Stand in line below `prefix` until one's turn has come. Raises NotInTime, SessionEnded, or what the store
-    answers; then the place in the line is given up."""
+    """Wait in the line below `prefix` for the lock. On NotInTime, SessionEnded or an error of the store, the place in
+    the line is given up."""
     key = prefix + lease.new_name()
     is_mine = False
     try:
@@ -80,8 +80,8 @@ def acquire(lease: SessionLease, prefix: bytes, mode: bytes, value: bytes) -> Re
 
 
 def release(lease: SessionLease, prefix: bytes, place: LockKey, mode: bytes) -> Recipe[bool]:
-    """Give the place up. True if it was held until now. A holder who wanted to write says so beside the line, so that
-    the next one need not read it; others may have held a reading side with the one who gives it up."""
+    """Release the lock. Returns True if it was held until now. An exclusive holder leaves a note, so that the next one
+    need not read the line; beside a shared holder others may hold the lock."""
     if place.key not in lease.keys:
         return False
     is_there = operations.condition(place.key, present=True)
@@ -97,7 +97,7 @@ def release(lease: SessionLease, prefix: bytes, place: LockKey, mode: bytes) -> 
 
 
 def first_of(line: Found) -> LockKey | None:
-    """The place at the head."""
+    """Return the key at the head of the line."""
     if not line:
         return None
     key = min(line, key=lambda each: line[each].created)
@@ -105,13 +105,13 @@ def first_of(line: Found) -> LockKey | None:
 
 
 def leader(prefix: bytes) -> Recipe[tuple[bytes, int] | None]:
-    """The value and the token of the first in line; None if there is none."""
+    """Return the value and the token of the head of the line, or None if the line is empty."""
     line: Found = yield FindStep(prefix)
     return _leader_of(line)
 
 
 def next_leader(prefix: bytes, known: int) -> Recipe[tuple[bytes, int] | None]:
-    """The same, once it is another one than that of the token `known` (0: nobody)."""
+    """Wait until the head of the line has another token than `known` (0: nobody), and return its value and token."""
     line: Found = yield AwaitStep(FindStep(prefix), lambda found: _token(found) != known)
     return _leader_of(line)
 

@@ -1,4 +1,4 @@
-"""Keys that end with their session, and what is made of them: groups, barriers, rendezvous. Decides only."""
+"""Keys that end with their session, and the groups, barriers and rendezvous made of them. Decides only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvstore.client.core import operations
 from kvstore.errors import ConditionFailed, InvalidRequest, Refused
 
 OPEN_S = 3600.0
-"""How long a barrier stays open for parties that are late to hear of it."""
+"""How long a barrier stays open for late parties, in seconds."""
 
 
 # docs/protocol.md Q1
 def put(lease: SessionLease, name: bytes, value: bytes, *, waits: bool) -> Recipe[int]:
-    """Write a key of the session, and return its version. One that is another session's is left to it: raises
-    NameTaken, or waits until it has gone. A write of unknown outcome is neither kept nor taken back, since by then the
-    key may be another session's: it goes with its time to live."""
+    """Write a key of the session, and return its version. If the key belongs to another session, raise NameTaken or
+    wait until it is gone. A write of unknown outcome is neither kept nor deleted, because the key may belong to another
+    session by then: it expires."""
     key = lease.path(name)
     while True:
         try:
@@ -25,12 +25,14 @@ def put(lease: SessionLease, name: bytes, value: bytes, *, waits: bool) -> Recip
             return int(version)
         except ConditionFailed:
             if not waits:
-                raise NameTaken(f"{key!r} is there, and is not this session's; it may end with another one") from None
+                raise NameTaken(
+                    f"{key!r} exists and does not belong to this session; it may end with another session"
+                ) from None
         yield AwaitStep(FindStep(key, keys_only=True), lambda found: key not in found, is_key=True)
 
 
 def delete(lease: SessionLease, key: bytes) -> Recipe[None]:
-    """Delete a key, if it is one of the session's. If the outcome is unknown it is not kept either."""
+    """Delete a key if it belongs to the session. If the outcome is unknown, the key is not kept either."""
     if key not in lease.keys:
         return
     try:
@@ -43,7 +45,7 @@ def delete(lease: SessionLease, key: bytes) -> Recipe[None]:
 
 
 def join(lease: SessionLease, prefix: bytes, value: bytes) -> Recipe[None]:
-    """Write the key that has the session's id, which no other session writes."""
+    """Write the key with the session's id, which no other session writes."""
     key = prefix + lease.id
     is_new, is_unknown = key not in lease.keys, True
     try:
@@ -72,10 +74,10 @@ def _values(found: Found, prefix: bytes) -> dict[bytes, bytes]:
 
 
 def pass_barrier(lease: SessionLease, prefix: bytes, parties: int, party: bytes) -> Recipe[None]:
-    """Arrive as `party`, and wait until `parties` of different names have. Whoever goes on has made sure that all
-    others will: the barrier is open from then on, though those who have passed it may end at once."""
+    """Arrive as `party`, and wait until `parties` different ones have arrived. The first to pass opens the barrier for
+    all others, because parties that have passed may end at once."""
     if parties < 1 or not party:
-        raise InvalidRequest(f"want 1 party or more, and a name of this one, got {parties}, {party!r}")
+        raise InvalidRequest(f"expected 1 party or more and the name of this one, got {parties}, {party!r}")
     arrival, opened = prefix + b"at-" + lease.id, prefix + b"open"
 
     def is_met(found: Found) -> bool:
@@ -87,10 +89,10 @@ def pass_barrier(lease: SessionLease, prefix: bytes, parties: int, party: bytes)
         if opened not in found:
             yield WriteStep(more=(operations.put(opened, b"", ttl_s=OPEN_S),))
     finally:
-        lease.discard(arrival)  # who has passed is not waited for: the barrier is open
+        lease.discard(arrival)  # nobody waits for a party that has passed: the barrier is open
 
 
 def meet(prefix: bytes) -> Recipe[bytes]:
-    """Wait for what somebody has published there; of several that which was first."""
+    """Wait for a published value. Of several the first one counts."""
     found: Found = yield AwaitStep(FindStep(prefix), bool)
     return min(found.values(), key=lambda item: item.created).value

@@ -1,4 +1,4 @@
-"""How a session on asyncio waits, renews and ends: the part of a session that threads do differently (threads.py)."""
+"""How a session on asyncio waits, renews and ends: the part of a session that differs from threads (threads.py)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class RecipeCaller:
-    """The caller of a recipe. If the caller is cancelled, its step ends too, so nobody has to know."""
+    """The caller of a recipe. If the caller is cancelled, its step ends too."""
 
     def leave(self, recipe: Recipe[Any]) -> None:
-        """End the recipe: the caller takes no more steps."""
+        """End the recipe, because the caller takes no more steps."""
         recipe.close()
 
 
@@ -46,18 +46,18 @@ class SessionRunner:
         self.lease.end()
 
     def _run_step(self, step: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """Take a step for the caller."""
+        """Run a step for the caller."""
         return step()
 
     def _run_step_or_undo(self, step: Callable[[], Awaitable[T]], undo: Callable[[], Awaitable[None]]) -> Awaitable[T]:
-        """Take a step for the caller. If the caller is cancelled, the step ends too, so nothing has to be undone."""
+        """Run a step for the caller. If the caller is cancelled, the step ends too, so nothing must be undone."""
         return step()
 
     @asynccontextmanager
     async def _turn(self, left_s: float | None, caller: RecipeCaller | None) -> AsyncIterator[None]:
-        """Let the batches of the session follow one another. Raises NotInTime."""
+        """Serialize the batches of the session. Raises NotInTime."""
         if not await _acquired(self._mutex, left_s):
-            raise NotInTime("the session was busy with other writes until the time was over")
+            raise NotInTime("the session was busy with other writes until the deadline")
         try:
             yield
         finally:
@@ -70,7 +70,7 @@ class SessionRunner:
         left_s: float | None,
         caller: RecipeCaller,
     ) -> Found | None:
-        """Return what `wait_in` finds in the watch, or None once the time or the session is over."""
+        """Return the result of `wait_in`, or None once the time or the session is over."""
         if not self.lease.is_alive(self._env.clock.now()):
             return None
         try:
@@ -96,7 +96,7 @@ class SessionRunner:
                 self._over()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, or until `_wake` is set."""
+        """Wait, at most until `_wake` is set."""
         await wait_within(self._wake, seconds)
         self._wake.clear()
 
@@ -105,17 +105,17 @@ class SessionRunner:
         await asyncio.sleep(seconds)
 
     def _drop_discarded(self) -> None:
-        """Have the keys that the lease discards deleted now."""
+        """Delete the keys that the lease has discarded now."""
         self._wake.set()
 
     async def _end(self) -> Batch:
         """End the session here, and return the batch that ends it in the store."""
         if self._is_forked:
-            return self.lease.closing()  # the task that renews is the parent's
+            return self.lease.closing()  # the task that renews belongs to the parent
         self._is_closing = True
         try:
             await self._env.nursery.close()
-            is_free = await _acquired(self._mutex, CLOSE_S)  # let a write end that is under way
+            is_free = await _acquired(self._mutex, CLOSE_S)  # let the current write end
             closing = self.lease.closing()
             self._over()
             if is_free:

@@ -1,9 +1,9 @@
-"""Queues whose items are handed out one by one, each to one session at a time. Decides only.
+"""Queues whose items are delivered one by one, each to one session at a time. Decides only.
 
-An item is a key that ends with its ticket, from a counter: who has put before another one begins to put stands before
-him. To take one is to write a claim beside it, a key of the session, if there is none. An item that is done goes with
-its claim; the claim of a session that ends goes alone, and the item is handed out again: at least once, and to one at a
-time (docs/protocol.md, Q6).
+The key of an item ends with its ticket, which comes from a counter: a put that ends before another one begins is in
+front of it. Taking an item writes a claim beside it, a key of the session, if there is none. A finished item is deleted
+with its claim. If a session ends, its claims are deleted and the items are delivered again: at least once, and to one
+session at a time (docs/protocol.md, Q6).
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from kvstore.client.core.watching import Change
 from kvstore.errors import ConditionFailed, Refused
 
 LOOKED_AT_FIRST, LOOKED_AT = 32, 1000
-"""The first keys of a queue, claims before items: so many claims are there at most while items can be found. Who finds
-nothing among few looks at more."""
+"""Number of first keys of a queue that are read, claims before items, so that items are found unless there are as many
+claims. A reader that finds no item reads more."""
 CLAIM, ITEM, TICKETS, TIMES = b"claim-", b"item-", b"tickets", b"times-"
-"""In the order of keys."""
+"""Names of keys, in key order."""
 
 
 class Taken(NamedTuple):
     """An item that was taken."""
 
     name: bytes
-    """Its ticket, as the keys have it."""
+    """Ticket of the item, as in its key."""
     value: bytes
     token: int
-    """The version of the claim. Who takes the item later has a higher one."""
+    """Version of the claim. Every later taker of the item has a higher one."""
     times: int = 1
-    """How often it was taken, this time included: an item that nobody can finish is one with many."""
+    """How often the item was taken, this time included. A high count marks an item that nobody can finish."""
 
 
 def put(prefix: bytes, value: bytes) -> Recipe[None]:
-    """Put an item at the end. If the outcome is unknown it may be there."""
+    """Append an item. If the outcome is unknown, the item may have been added."""
     counter = prefix + TICKETS
-    # A counter that a namespace lets expire would begin again, and write over items that wait.
+    # A counter that expires by the namespace's default would start again and overwrite waiting items.
     ticket, _ = yield WriteStep(more=(operations.increment(counter), operations.expire(counter, None)))
     yield WriteStep(more=(operations.put(prefix + ITEM + b"%016x" % ticket, value),))
 
 
 def free_ones(found: Found, prefix: bytes) -> list[bytes]:
-    """The names of items that nobody has claimed, first things first."""
+    """Return the names of items without a claim, the first ones first."""
     claimed = {key.removeprefix(prefix + CLAIM) for key in found}
     items = (key.removeprefix(prefix + ITEM) for key in found if key.startswith(prefix + ITEM))
     return [name for name in items if name not in claimed]
 
 
 def take(prefix: bytes) -> Recipe[Taken]:
-    """Claim the first item that nobody has, waiting for one. A claim of unknown outcome is not taken back, since it may
-    be another one's by then: it goes with its time to live."""
+    """Claim the first free item, and wait for one if there is none. A claim of unknown outcome is not deleted, because
+    it may belong to another session by then: it expires."""
     while True:
         for name in (yield from _some_free(prefix)):
             item, claim, times = prefix + ITEM + name, prefix + CLAIM + name, prefix + TIMES + name
@@ -62,12 +62,12 @@ def take(prefix: bytes) -> Recipe[Taken]:
             try:
                 *_, got, taken, token = yield WriteStep(more=(*conditions, *reads), puts={claim: b""})
             except ConditionFailed:
-                continue  # another one was first
+                continue  # another session was first
             return Taken(name, got.value, token, taken)
 
 
 def _some_free(prefix: bytes) -> Recipe[list[bytes]]:
-    """Names of items that nobody has, waiting for one."""
+    """Return names of free items, and wait for one if there is none."""
     looked_at = LOOKED_AT_FIRST
     while looked_at < LOOKED_AT:
         found: Found = yield FindStep(prefix, looked_at, keys_only=True)
@@ -83,22 +83,22 @@ def _some_free(prefix: bytes) -> Recipe[list[bytes]]:
 
 # docs/protocol.md Q6
 class FreedItems:
-    """Tells the changes that make an item free from those by which one is taken or done, as one who waits hears of them
-    in order: many may wait, and each that is woken reads the queue."""
+    """Distinguishes changes that make an item free from changes by which an item is taken or finished. Changes come in
+    order. Many sessions may wait, and each one that wakes reads the queue."""
 
     def __init__(self, prefix: bytes) -> None:
         self._item, self._claim = prefix + ITEM, prefix + CLAIM
         self._done = b""
-        """The item that went last: its claim goes right behind it."""
+        """Item that was deleted last: the deletion of its claim follows."""
 
     def wakes(self, find: FindStep, found: Found, change: Change) -> bool:
-        """Whether an item was put, or a claim has gone whose item is there still."""
+        """Return True if an item was added, or a claim was deleted whose item still exists."""
         is_gone = change.item is None
         if is_gone and change.key.startswith(self._item):
             self._done = change.key.removeprefix(self._item)
         elif change.key == self._item + self._done:
-            self._done = b""  # tickets begin again where a queue was emptied
-        if len(found) >= find.limit:  # there may be items behind what was seen
+            self._done = b""  # tickets start again in a queue that was emptied
+        if len(found) >= find.limit:  # there may be items behind the ones that were read
             return is_news(find, found, change)
         if change.key.startswith(self._item):
             return not is_gone and is_news(find, found, change)
@@ -106,7 +106,7 @@ class FreedItems:
 
 
 def done(lease: SessionLease, prefix: bytes, taken: Taken) -> Recipe[None]:
-    """Take the item out of the queue. Raises SessionEnded if it may have been handed out again."""
+    """Remove the item from the queue. Raises SessionEnded if the item may have been delivered again."""
     claim = prefix + CLAIM + taken.name
     if claim not in lease.keys:
         raise SessionEnded(f"{claim!r} has ended with its session, or was given back")
@@ -115,7 +115,7 @@ def done(lease: SessionLease, prefix: bytes, taken: Taken) -> Recipe[None]:
 
 
 def give_back(lease: SessionLease, prefix: bytes, taken: Taken) -> Recipe[None]:
-    """Let another one have it. Nothing is to be done if it was lost meanwhile."""
+    """Return the item to the queue. Does nothing if it was lost meanwhile."""
     claim = prefix + CLAIM + taken.name
     if claim in lease.keys:
         yield from _let_go(lease, claim, WriteStep(drops=(claim,)))
@@ -123,8 +123,8 @@ def give_back(lease: SessionLease, prefix: bytes, taken: Taken) -> Recipe[None]:
 
 # docs/protocol.md Q6
 def _let_go(lease: SessionLease, claim: bytes, write: WriteStep) -> Recipe[None]:
-    """Delete a claim. If the outcome is unknown, the key may be another session's from now on: it is neither kept nor
-    deleted, and goes with its time to live if it is still there."""
+    """Delete a claim. If the outcome is unknown, the key may belong to another session from now on: it is neither kept
+    nor deleted, and expires if it still exists."""
     try:
         yield write
     except Refused:

@@ -10,27 +10,28 @@ from kvstore.meta.etcd.link import EtcdLink, Outdated
 from kvstore.proto.etcd_pb2 import RangeRequest, RangeResponse, RequestOp, TxnRequest
 
 PAGE = 1000
-"""Keys in one answer."""
+"""Maximum number of keys in one answer."""
 
 
 class Listing:
-    """The listing of one node's children. Each page is a call of its own, within a deadline of its own: etcd counts all
-    that is left for each, so that a long list takes long."""
+    """The listing of one node's children. Each page is a call with a deadline of its own: etcd counts all remaining
+    keys for each page, so a long list takes long."""
 
     def __init__(self, keys: EtcdKeys, path: str) -> None:
         self.names: set[str] = set()
         self._keys, self._path = keys, path
         self._revision = 0
-        """Of the first page; 0 before it."""
+        """Revision of the first page; 0 before it."""
         self._left: deque[tuple[KeySpan, bytes]] = deque()
-        """What is left to read: spans, and from where on."""
+        """Spans that are left to read, and where to start in each."""
 
     @property
     def is_complete(self) -> bool:
         return self._revision > 0 and not self._left
 
     async def read_page(self, link: EtcdLink) -> None:
-        """Raises NoSuchNode; Outdated if the revision of the first page is not kept any more: then it begins anew."""
+        """Read the next page. Raises NoSuchNode, and Outdated if the revision of the first page was compacted; then the
+        listing starts over."""
         if not self._revision:
             await self._begin(link)
             return

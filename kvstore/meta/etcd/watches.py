@@ -1,4 +1,5 @@
-"""Standing watches of paths: who is called after an event of etcd's. One watch of the whole tree feeds them all."""
+"""Standing watches of paths: decides which are called after an event of etcd's. One watch of the whole tree feeds them
+all."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class EtcdWatches:
         self._standing: dict[str, list[EtcdPathWatch]] = {}
 
     def add(self, path: str, changed: Callable[[], None]) -> EtcdPathWatch:
-        """One more. Raises ValueError for a malformed path."""
+        """Add a watch. Raises ValueError for a malformed path."""
         paths.check(path)
         watch = EtcdPathWatch(self, path, changed)
         self._standing.setdefault(path, []).append(watch)
@@ -36,7 +37,7 @@ class EtcdWatches:
         return watch in self._standing.get(watch.path, ())
 
     def on_event(self, event: Event) -> None:
-        """Call those whose node has changed, and those whose node has another set of children."""
+        """Call the watches of a node that has changed, and those of a node whose set of children has changed."""
         path = self._keys.path_or_none(event.kv.key)
         if path is None:
             return
@@ -45,7 +46,7 @@ class EtcdWatches:
             self._call(paths.parent(path))
 
     def call_all(self) -> None:
-        """Anything may have changed."""
+        """Call all watches, because anything may have changed."""
         for path in list(self._standing):
             self._call(path)
 
@@ -55,7 +56,7 @@ class EtcdWatches:
 
 
 class EtcdPathWatch:
-    """One caller's interest in a path. Calls that are not yet delivered coalesce."""
+    """One caller's watch of a path. Calls that are not delivered yet coalesce."""
 
     def __init__(self, watches: EtcdWatches, path: str, changed: Callable[[], None]) -> None:
         self.path = path

@@ -12,14 +12,14 @@ from kvstore.meta.tables.table import TableKind, TableStore
 
 
 class AccessStore(TableStore[AccessTable, Change]):
-    """Stores the access table. That of a cluster without one is empty: it has never been told of a user."""
+    """Stores the access table. In a cluster without one the table is empty."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store, KIND)
 
 
 class _AccessParts(msgspec.Struct):
-    """A table with all of its parts. One that does not say whether anybody is asked must not be taken for a no."""
+    """The parts of an access table. A table without `is_on` must not be taken for one that is off."""
 
     is_on: bool
     users: list[msgspec.Raw]

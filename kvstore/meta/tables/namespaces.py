@@ -11,14 +11,14 @@ from kvstore.namespaces import Change, NamespaceTable, Remove, applied
 
 
 class NamespaceStore(TableStore[NamespaceTable, Change]):
-    """Stores the table of namespaces. That of a cluster without one is empty."""
+    """Stores the table of namespaces. In a cluster without one the table is empty."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store, KIND)
 
 
 class _NamespaceParts(msgspec.Struct):
-    """A table with its one part. What does not say which namespaces there are must not be taken for none."""
+    """The part of a namespace table. A table without it must not be taken for an empty one."""
 
     namespaces: list[msgspec.Raw]
 

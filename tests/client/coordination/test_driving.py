@@ -179,7 +179,7 @@ def test_a_call_takes_no_longer_than_who_waits_has_time(call: str, count: int) -
     session = Session(store, b"t", env=by_hand(clock)).open()  # type: ignore[arg-type]
     store.slow = frozenset({call})
     wake, session._wake = session._wake, threading.Event()  # the session's thread, which deletes what is left, sleeps
-    with pytest.raises(NotInTime, match="the time was over: no answer in time"):
+    with pytest.raises(NotInTime, match="the call did not end in time: no answer in time"):
         Lock(session, b"l").acquire(timeout_s=2.0)
     assert store.given == [2.0] * count
     assert clock.at == 1002.0
@@ -193,7 +193,7 @@ async def test_the_same_on_asyncio(call: str, count: int) -> None:
     store = Store(clock)
     session = await AsyncSession(AsyncClient(store), b"t", env=by_hand(clock)).open()  # type: ignore[arg-type]
     store.slow = frozenset({call})
-    with pytest.raises(NotInTime, match="the time was over: no answer in time"):
+    with pytest.raises(NotInTime, match="the call did not end in time: no answer in time"):
         await AsyncLock(session, b"l").acquire(timeout_s=2.0)
     assert store.given == [2.0] * count
     assert clock.at == 1002.0

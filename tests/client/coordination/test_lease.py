@@ -257,7 +257,7 @@ def test_a_tag_is_one(tag: bytes) -> None:
     ],
 )
 def test_times_are_possible(ttl_s: float, grace_s: float) -> None:
-    with pytest.raises(InvalidRequest, match="want a ttl"):
+    with pytest.raises(InvalidRequest, match="expected a ttl"):
         SessionLease(b"t", b"id", ttl_s, grace_s)
 
 

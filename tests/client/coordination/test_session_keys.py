@@ -36,7 +36,7 @@ def result(recipe: Recipe[Any], answer: Any) -> Any:
 def test_a_name_that_another_session_has_is_left_to_it(lease: SessionLease) -> None:
     recipe = put(lease, b"worker", b"mine", waits=False)
     assert next(recipe) == WriteStep(puts={KEY: b"mine"})
-    with pytest.raises(NameTaken, match=r"worker.*is not this session's"):
+    with pytest.raises(NameTaken, match=r"worker.*does not belong to this session"):
         recipe.throw(ConditionFailed(7))
     assert not lease.has_discarded, "else the other one's would be deleted"
 
@@ -103,7 +103,7 @@ def test_a_party_that_was_started_again_counts_once(lease: SessionLease) -> None
 
 @pytest.mark.parametrize(("parties", "party"), [(0, b"a"), (1, b"")])
 def test_parties_have_a_count_and_a_name(lease: SessionLease, parties: int, party: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="1 party or more, and a name"):
+    with pytest.raises(InvalidRequest, match="1 party or more and the name"):
         next(pass_barrier(lease, BARRIER, parties, party))
 
 

@@ -54,7 +54,7 @@ async def test_who_stops_waiting_keeps_no_room() -> None:
         return asyncio.ensure_future(engine._wait_admission(numbering, operation, timeout_s))
 
     late, first, second, third = (waits(timeout_s) for timeout_s in (0.0, *[PATIENCE_S] * 3))
-    with pytest.raises(Unavailable, match="too many operations under way"):
+    with pytest.raises(Unavailable, match="too many operations in flight"):
         await late
     second.cancel()  # while it waits
     numbering.end(under_way.pop(0))

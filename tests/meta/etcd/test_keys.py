@@ -103,7 +103,7 @@ def test_a_node_that_its_value_has_created_is_of_that_values_revision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "fault"), [(b"\2" + bytes(20), "has format 2"), (b"\1", "want a header of 21 bytes")]
+    ("value", "fault"), [(b"\2" + bytes(20), "has format 2"), (b"\1", "expected a header of 21 bytes")]
 )
 def test_a_value_that_is_none_is_refused(value: bytes, fault: str) -> None:
     with pytest.raises(UndecodableNode, match=fault):
@@ -111,7 +111,9 @@ def test_a_value_that_is_none_is_refused(value: bytes, fault: str) -> None:
 
 
 def test_more_changes_than_etcd_takes_at_once_are_refused_before_they_are_sent() -> None:
-    with pytest.raises(MetadataError, match="130 changes in one call take 131 of etcd's operations, at most 128"):
+    with pytest.raises(
+        MetadataError, match="expected at most 128 etcd operations in one call, got 131 for 130 changes"
+    ):
         TransactionPlan(KEYS, [Create(f"/n{number}") for number in range(130)]).reads()
 
 

@@ -60,7 +60,7 @@ async def opened(process: EtcdProcess, login: MetadataLogin | None, prefix: str 
 
 async def test_a_wrong_password_nobody_and_a_place_of_others_are_refused_at_once(guarded: EtcdProcess) -> None:
     for login, prefix in ((MetadataLogin("kvstore", b"wrong"), "kv"), (None, "kv"), (OURS, "elsewhere")):
-        with pytest.raises(MetadataDenied, match="etcd does not let"):
+        with pytest.raises(MetadataDenied, match="etcd refuses"):
             await opened(guarded, login, prefix)
 
 

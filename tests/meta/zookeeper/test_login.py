@@ -204,5 +204,5 @@ async def test_a_login_that_sasl_refuses_is_said_at_once(sasl_zookeeper: ZooKeep
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(MetadataDenied, match="refuses the login"):
             await ZooKeeperStore.connect(address, login=wrong, connect_timeout_s=2 * PATIENCE_S)
-        with pytest.raises(MetadataDenied, match="wants a login"):
+        with pytest.raises(MetadataDenied, match="requires a login"):
             await ZooKeeperStore.connect(address, connect_timeout_s=2 * PATIENCE_S)

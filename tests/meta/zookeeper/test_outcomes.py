@@ -46,7 +46,7 @@ async def test_a_transaction_whose_results_are_not_all_there_may_be_done() -> No
         return []
 
     store._call = answered
-    with pytest.raises(MetadataUnknown, match="want 1 results, got 0"):
+    with pytest.raises(MetadataUnknown, match="expected 1 results, got 0"):
         await store.multi([SetData("/a", b"", 0)])
 
 

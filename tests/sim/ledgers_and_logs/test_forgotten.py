@@ -214,7 +214,7 @@ def test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody() -> None:
         await identity.mark_older("b1 says so")
         await identity.mark_older("b2 says so too")
         await bench.pass_time(LOOK_AGAIN_S + 1)
-        with pytest.raises(MetadataLost, match="b1 says so; want a later one"):
+        with pytest.raises(MetadataLost, match="b1 says so; restore a later one"):
             await opened(bench.logs(NEVER))
         with pytest.raises(MetadataLost, match="older copy"):
             await MetadataAuthority(bench.store, identity).ledgers()
