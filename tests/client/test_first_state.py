@@ -152,7 +152,7 @@ def read_on(state: FirstState, store: Store, answers: list[Part]) -> None:
 
 def test_the_state_is_not_asked_for_together_with_a_position() -> None:
     seen = ClientState(Random(1))
-    with pytest.raises(InvalidRequest, match="not both"):
+    with pytest.raises(InvalidRequest, match="got both"):
         FirstState.of(WatchedKeys(b"", b""), {"p1": 3}, seen, seen.absorb)
 
 

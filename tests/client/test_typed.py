@@ -214,7 +214,7 @@ def test_another_ones_write_in_between_is_looked_at_too() -> None:
     assert replaced.old is not None
     assert (replaced.old.value, client.given[3:]) == (10, [9, 10])
     client.version = -ATTEMPTS_MAX - 1
-    with pytest.raises(Overloaded, match="written by others"):
+    with pytest.raises(Overloaded, match="changed by other clients"):
         numbers.pop(b"k")
     client.version = 5
     with pytest.raises(ConditionFailed):

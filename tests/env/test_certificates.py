@@ -146,7 +146,7 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_named_once(
             assert not certificates.look()
         assert await days_of(address, context) == 1
         assert certificates.statistics()["tls_failing"] == 1
-        assert caplog.text.count("those read before hold") == 1
+        assert caplog.text.count("keeping the old ones") == 1
         assert str(files.directory) in caplog.text
         files.issue()
         assert certificates.look()
@@ -261,7 +261,7 @@ def test_the_expiry_is_that_of_the_certificate(files: Files) -> None:
     assert expiry_of(far.cert_chain_pems[0].bytes()) == datetime(2060, 1, 2, tzinfo=UTC).timestamp()
     half = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"
     for wrong in (b"", b"Dear Sir", pem[:200], half, os.urandom(99)):
-        with pytest.raises(ValueError, match="want a certificate"):
+        with pytest.raises(ValueError, match="expected a certificate"):
             expiry_of(wrong)
 
 

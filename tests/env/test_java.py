@@ -53,7 +53,7 @@ def test_the_wheel_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_configured_java_that_does_not_do_is_never_replaced_in_silence(tmp_path: Path) -> None:
     new = home(tmp_path, "b", "25")
     for wanted, says in ((home(tmp_path, "a", "11"), "Java 11"), (tmp_path / "absent", "no Java")):
-        with pytest.raises(ConfigError, match=f"KVSTORE_JAVA={wanted} is {says}; want Java 17"):
+        with pytest.raises(ConfigError, match=f"KVSTORE_JAVA={wanted}: expected Java 17 or later, got {says}"):
             find_java({"KVSTORE_JAVA": str(wanted), "JAVA_HOME": str(new), "PATH": str(new / "bin")})
 
 

@@ -126,10 +126,10 @@ def test_a_level_that_is_set_at_run_time_holds_below_its_logger_until_it_is_set_
 @pytest.mark.parametrize(
     ("logger", "level", "said"),
     [
-        ("kazoo", "DEBUG", "want the logger kvstore or one below it"),
-        ("kvstorex", "DEBUG", "want the logger kvstore or one below it"),
+        ("kazoo", "DEBUG", "expected the logger kvstore or one below it"),
+        ("kvstorex", "DEBUG", "expected the logger kvstore or one below it"),
         ("kvstore.no.such", "DEBUG", "no logger 'kvstore.no.such' here"),
-        ("kvstore", "LOUD", "want one of DEBUG"),
+        ("kvstore", "LOUD", "expected one of DEBUG"),
         ("kvstore.audit", "ERROR", "no logger 'kvstore.audit' here"),
     ],
 )

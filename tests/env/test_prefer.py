@@ -250,5 +250,5 @@ async def test_calls_without_it_are_counted(files: Files) -> None:
 
 
 def test_without_a_certificate_there_is_nothing_to_prefer(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="want cert and key where it is"):
+    with pytest.raises(ValueError, match="expected cert and key with"):
         Tls(mode=Mode.PREFER)

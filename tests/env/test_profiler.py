@@ -133,7 +133,7 @@ async def test_the_next_is_taken_though_no_thread_could_be_started_for_one(monke
     ("seconds", "rate"), [(0, 1), (-1, 1), (SECONDS_MAX + 1, 1), (float("nan"), 1), (1, RATE_MAX + 1)]
 )
 async def test_a_profile_has_bounds(seconds: float, rate: int) -> None:
-    with pytest.raises(InvalidRequest, match="want"):
+    with pytest.raises(InvalidRequest, match="expected"):
         await Profiler().take(seconds, rate)
 
 

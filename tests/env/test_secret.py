@@ -58,7 +58,7 @@ def test_one_that_only_its_owner_reads_is_taken(tmp_path: Path) -> None:
     ["", "\n", LINE[:-1], f"{LINE}0", LINE.upper(), f"{LINE}\nword", "\n".join([LINE] * 5), f"{LINE}{' ' * 1000}"],
 )
 def test_another_form_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match="want 1 to 4 lines of 64 hexadecimal digits") as found:
+    with pytest.raises(ConfigError, match="expected a cluster secret of 1 to 4 lines of 64 hexadecimal digits") as found:
         read_secret(written(tmp_path / "s", text))
     assert LINE[:8] not in str(found.value)
 

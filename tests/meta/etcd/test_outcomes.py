@@ -40,7 +40,7 @@ async def test_whether_a_refused_write_is_done_is_asked_of_no_member_that_may_la
     if is_as_it_was:
         await store._check_not_done(link, wanted, refusal)
     else:
-        with pytest.raises(MetadataUnknown, match="may be done"):
+        with pytest.raises(MetadataUnknown, match="may have been done"):
             await store._check_not_done(link, wanted, refusal)
     (asked,) = link.asked
     assert list(asked.compare) == list(wanted.compare)

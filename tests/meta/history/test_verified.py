@@ -145,7 +145,7 @@ async def test_version_below_one_seen_before_is_an_older_copy(ensemble: Ensemble
         ensemble.restore(older)
         states = States(store)
         await states.wait_for(SessionState.CONNECTED)
-        with pytest.raises(OlderMetadata, match="version 0 of /list, and version 1 was seen"):
+        with pytest.raises(OlderMetadata, match="/list has version 0, and version 1 was seen"):
             await store.get("/list")
 
 
