@@ -60,14 +60,14 @@ def read() -> ClientOperation:
     return operation
 
 
-def test_a_link_that_another_caller_has_closed_gives_no_topology() -> None:
+def test_closed_link_returns_no_topology() -> None:
     link = BlockingLink(NOBODY, SystemClock(), PATIENCE_S, {}, threading.Lock(), None)
     link.close()
     with pytest.raises(Unavailable):
         link.topology(PATIENCE_S)
 
 
-def test_a_write_whose_answer_cannot_be_read_may_have_been_done() -> None:
+def test_write_with_an_unreadable_answer_may_have_been_done() -> None:
     def uneven(frame: kv_pb2.Frame) -> kv_pb2.Answers:
         return kv_pb2.Answers(numbers=[frame.lanes[0].first])
 
@@ -79,7 +79,7 @@ def test_a_write_whose_answer_cannot_be_read_may_have_been_done() -> None:
     assert link.is_broken
 
 
-def test_after_a_caller_was_interrupted_while_it_sent_others_send() -> None:
+def test_other_callers_send_after_the_sender_was_interrupted() -> None:
     link = link_to(Stub(interrupted))
     with pytest.raises(KeyboardInterrupt):
         link.run(read(), 1)
@@ -87,7 +87,7 @@ def test_after_a_caller_was_interrupted_while_it_sent_others_send() -> None:
     assert answer is None
 
 
-def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
+def test_caller_behind_an_interrupted_sender_may_retry() -> None:
     def both_wait(frame: kv_pb2.Frame) -> kv_pb2.Answers:
         """The first one's frame: the two others queue meanwhile."""
         sends.set()
@@ -113,7 +113,7 @@ def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
     assert [str(each) for each in found if each is not None] == ["its sender was interrupted"]
 
 
-def test_a_frame_that_cannot_be_made_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_frame_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise TypeError("a fault of ours")
 
@@ -129,7 +129,7 @@ def test_a_frame_that_cannot_be_made_keeps_nobody_waiting(monkeypatch: pytest.Mo
     assert link.run(read(), 1)[0] is None
 
 
-def test_what_has_begun_ends_though_what_follows_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begun_operations_end_when_the_next_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its numbering would count it as under way for ever, and be full after some time."""
     engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=(NOBODY,)))
     engine._read_at = float("inf")
@@ -150,7 +150,7 @@ def test_what_has_begun_ends_though_what_follows_cannot_begin(monkeypatch: pytes
     engine.close()
 
 
-def test_the_baton_is_not_passed_to_a_caller_who_was_interrupted_while_it_waited(
+def test_baton_is_not_passed_to_an_interrupted_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Interrupted(CallWaiter):

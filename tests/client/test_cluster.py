@@ -58,7 +58,7 @@ async def wait_for_writes(load: Load) -> None:
     await wait_until(reached, timeout_s=60, what=f"{ENOUGH} writes of each partition")
 
 
-async def test_a_killed_node_loses_nothing_and_comes_back(cluster: Cluster) -> None:
+async def test_killed_node_loses_nothing_and_comes_back(cluster: Cluster) -> None:
     async def work(load: Load) -> None:
         leaders = await asyncio.to_thread(cluster.wait_led)
         node = sorted(leaders.values())[0]
@@ -70,7 +70,7 @@ async def test_a_killed_node_loses_nothing_and_comes_back(cluster: Cluster) -> N
     await under_load(cluster, work)
 
 
-async def test_a_node_that_stands_still_is_left_by_its_clients(cluster: Cluster) -> None:
+async def test_clients_leave_a_node_that_stands_still(cluster: Cluster) -> None:
     async def work(load: Load) -> None:
         leaders = await asyncio.to_thread(cluster.wait_led)
         node = sorted(leaders.values())[-1]
@@ -85,7 +85,7 @@ async def test_a_node_that_stands_still_is_left_by_its_clients(cluster: Cluster)
 
 
 @pytest.mark.parametrize("module", [blocking_client, blocking_watch, blocking_coordination])
-def test_docstring_example_of_waiting_runs(cluster: Cluster, module: types.ModuleType) -> None:
+def test_docstring_example_with_waiting_runs(cluster: Cluster, module: types.ModuleType) -> None:
     with Client(cluster.url) as client:
         for each in doctest.DocTestFinder().find(module):
             each.globs["client"] = client
@@ -93,7 +93,7 @@ def test_docstring_example_of_waiting_runs(cluster: Cluster, module: types.Modul
                 assert doctest.DocTestRunner().run(each).failed == 0, each.name
 
 
-def test_a_tree_is_loaded_and_verified_while_nodes_are_killed(cluster: Cluster) -> None:
+def test_tree_is_loaded_and_verified_while_nodes_are_killed(cluster: Cluster) -> None:
     folder = Path(sysconfig.get_path("stdlib")) / "encodings"
     options = ["--data-dir", str(cluster.local.data_dir), "--json", "--timeout", "60", "--prefix", "tree/"]
     for verb, node in (("load-tree", "n1"), ("verify-tree", "n2")):

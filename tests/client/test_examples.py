@@ -49,14 +49,14 @@ def run(name: str, code: str, url: str) -> dict[str, Any]:
     return names
 
 
-def test_the_examples_are_found() -> None:
+def test_examples_are_found() -> None:
     names = [name.partition(":")[0] for name, _ in BLOCKS]
     assert (names.count("README.md"), names.count("docs/clients.md")) == (1, 9)
     assert sum(any(word in code for word in ELSEWHERE) for _, code in BLOCKS) == 3
 
 
 @pytest.mark.parametrize(("name", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])
-def test_an_example_runs(name: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(name: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
     if any(word in code for word in ELSEWHERE):
         compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         return

@@ -30,12 +30,12 @@ def calls_of(face: type) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("waits", "blocks"), FACES)
-def test_both_faces_have_the_same_calls(waits: type, blocks: type) -> None:
+def test_both_clients_have_the_same_calls(waits: type, blocks: type) -> None:
     assert calls_of(waits).keys() == calls_of(blocks).keys()
 
 
 @pytest.mark.parametrize(("waits", "blocks"), FACES)
-def test_a_call_has_the_same_parameters_and_the_same_sentence(waits: type, blocks: type) -> None:
+def test_both_clients_have_the_same_parameters_and_docstrings(waits: type, blocks: type) -> None:
     different = []
     for name, call in calls_of(waits).items():
         twin = calls_of(blocks)[name]

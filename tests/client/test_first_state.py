@@ -76,7 +76,7 @@ class Store:
 # docs/protocol.md F8
 @pytest.mark.parametrize("moves", [0.0, 0.15])
 @pytest.mark.parametrize("seed", range(150))
-def test_the_state_and_what_follows_are_each_change_once(seed: int, moves: float) -> None:
+def test_state_and_later_changes_come_exactly_once(seed: int, moves: float) -> None:
     random = Random(seed)
     store = Store(random)
     for _ in range(15):
@@ -122,7 +122,7 @@ def test_the_state_and_what_follows_are_each_change_once(seed: int, moves: float
     assert copy == store.held
 
 
-def test_what_is_remembered_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_keys_are_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(Random(1))
     state = FirstState(WatchedKeys(b"", b""), store.seen, store.seen.absorb)
     state.begin(store.sequences)
@@ -150,13 +150,13 @@ def read_on(state: FirstState, store: Store, answers: list[Part]) -> None:
         answers = [store.answer(op) for op in state.wanted()]
 
 
-def test_the_state_is_not_asked_for_together_with_a_position() -> None:
+def test_state_together_with_a_position_is_refused() -> None:
     seen = ClientState(Random(1))
     with pytest.raises(InvalidRequest, match="got both"):
         FirstState.of(WatchedKeys(b"", b""), {"p1": 3}, seen, seen.absorb)
 
 
-def test_a_key_that_comes_to_a_partition_that_is_not_followed_yet_is_remembered_until_that_one_is() -> None:
+def test_key_that_moves_to_an_unfollowed_partition_is_remembered() -> None:
     """The watch of one key names its owner's position alone; one of everything names a partition that has joined only
     once it follows it. Either has all of that one's log before it."""
     seen = ClientState(Random(1))
@@ -187,7 +187,7 @@ def test_a_key_that_comes_to_a_partition_that_is_not_followed_yet_is_remembered_
 
 
 # docs/protocol.md F8
-def test_a_client_that_hears_of_the_ring_by_its_first_read_remembers_no_more_than_others() -> None:
+def test_client_that_learns_the_ring_by_its_first_read_remembers_no_more() -> None:
     """It was idle while the ring changed: nothing has moved since the watch began."""
     store = Store(Random(3))
     for _ in range(40):
@@ -209,7 +209,7 @@ def test_a_client_that_hears_of_the_ring_by_its_first_read_remembers_no_more_tha
     assert not state._versions
 
 
-def test_a_watch_begins_anew_a_few_times_at_most() -> None:
+def test_watch_restarts_a_bounded_number_of_times() -> None:
     store = Store(Random(3))
     state = FirstState(WatchedKeys(b"", b""), store.seen, store.seen.absorb)
     times = 0

@@ -87,7 +87,7 @@ def _assert_nothing_is_held(client: Client) -> None:
     assert engine._reader is None
 
 
-def test_interrupted_opening_and_closing_leave_other_clients_alone(servers: Servers, client: Client) -> None:
+def test_interrupted_opening_and_closing_affect_no_other_client(servers: Servers, client: Client) -> None:
     def open_and_close() -> None:
         with Client(servers.patient_url) as another:
             another.get(b"k")
@@ -203,7 +203,7 @@ def test_topology_is_read_again_when_its_reader_hangs(monkeypatch: pytest.Monkey
     engine.close()
 
 
-def test_operations_of_a_hung_worker_give_their_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_of_a_hung_worker_free_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operation_module, "OVERDUE_S", 0.0)
     engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=(NOBODY,)))
     engine._read_at = float("inf")
@@ -219,9 +219,7 @@ def test_operations_of_a_hung_worker_give_their_room_to_others(monkeypatch: pyte
     engine.close()
 
 
-def test_write_of_a_worker_that_stands_still_is_not_reported_as_not_done(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_of_a_stalled_worker_is_not_reported_as_not_done(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller got Unavailable, and the worker sent the write after that."""
     engine, released = client._engine, threading.Event()
     assert engine is not None
@@ -240,7 +238,7 @@ def test_write_of_a_worker_that_stands_still_is_not_reported_as_not_done(
     released.set()
 
 
-def test_session_waits_no_longer_than_its_call_for_a_worker_that_stands_still(
+def test_session_does_not_outwait_its_call_for_a_stalled_worker(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its steps made their calls in a worker, where nothing bounded them."""
@@ -267,7 +265,7 @@ def test_session_waits_no_longer_than_its_call_for_a_worker_that_stands_still(
             released.set()
 
 
-def test_overdue_operation_that_gets_another_id_holds_no_room() -> None:
+def test_overdue_operation_with_another_id_holds_no_slot() -> None:
     """The id stayed open for ever, and after 1,024 further writes the partition had no room for another one."""
     numbering, overdue = Numbering(b"c" * CLIENT_BYTES), operations.put(b"k", b"v")
     numbering.begin(overdue)

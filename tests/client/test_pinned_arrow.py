@@ -38,13 +38,13 @@ def pages(times_ms: Sequence[int], seed: int = 0) -> list[SplitPage]:
 
 @pytest.mark.parametrize("bytes_min", [1, 700, 1 << 20])
 @pytest.mark.parametrize("times_ms", [[], [0] * 9, [NOW_MS] * 9, [0, NOW_MS, NOW_MS, NOW_MS - 9, 0]])
-def test_records_of_joined_pages_are_those_of_the_pages(times_ms: list[int], bytes_min: int) -> None:
+def test_records_of_joined_pages_equal_those_of_the_pages(times_ms: list[int], bytes_min: int) -> None:
     given = pages(times_ms)
     expected = [row for page in given for row in batch_of(page, "p1").to_pylist()]
     assert [row for batch in batches_of(given, "p1", bytes_min) for row in batch.to_pylist()] == expected
 
 
-def test_a_batch_holds_pages_until_they_are_large_enough() -> None:
+def test_batch_collects_pages_until_they_are_large_enough() -> None:
     given = pages([0] * 40)
     sizes = [len(page.columns.keys) + len(page.columns.rows) for page in given]
     batches = list(batches_of(given, "p1", 2 * max(sizes)))
@@ -52,7 +52,7 @@ def test_a_batch_holds_pages_until_they_are_large_enough() -> None:
 
 
 @pytest.mark.parametrize("expires_ms", [EXPIRES_MS_MAX, (1 << 63) // 1000 + 1, 253_402_300_800_000])
-def test_an_expiry_that_no_timestamp_can_say_lies_far_ahead_and_not_in_the_past(expires_ms: int) -> None:
+def test_expiry_beyond_all_timestamps_is_far_in_the_future(expires_ms: int) -> None:
     row = encode_record(b"v", 1, 1, NOW_MS, expires_ms)
     page = SplitPage.of(pinned_page.encode([data_key(b"k")], [row], NOW_MS, b"k", ends=True))
     (found,) = batch_of(page, "p1").to_pylist()

@@ -33,7 +33,7 @@ from tests.waiting import PATIENCE_S, wait_until
 NOBODY = "127.0.0.1:1"
 
 
-async def test_operations_go_over_the_redis_port(servers: Servers) -> None:
+async def test_operations_use_the_redis_port(servers: Servers) -> None:
     async with AsyncClient(servers.patient_url) as client:
         versions = await asyncio.gather(*(client.put(b"key-%d" % number, b"v") for number in range(100)))
         assert min(versions) > 0
@@ -43,7 +43,7 @@ async def test_operations_go_over_the_redis_port(servers: Servers) -> None:
         assert sum(each.statistics()["session_streams"] for each in servers.streams.values()) > 0
 
 
-async def test_a_client_that_names_a_server_otherwise_than_the_cluster_does_finds_its_redis_port(
+async def test_client_finds_the_redis_port_under_another_name_of_the_server(
     servers: Servers,
 ) -> None:
     port = servers.cluster.endpoints[ServerId("n1")].grpc.rpartition(":")[2]
@@ -51,7 +51,7 @@ async def test_a_client_that_names_a_server_otherwise_than_the_cluster_does_find
         assert client.statistics()["streams_up"] == 1
 
 
-async def test_where_the_redis_port_cannot_be_reached_grpc_carries_the_session(servers: Servers) -> None:
+async def test_grpc_carries_the_session_when_the_redis_port_is_unreachable(servers: Servers) -> None:
     cluster = servers.cluster
     cluster.endpoints = {id: Endpoint(each.grpc, NOBODY) for id, each in cluster.endpoints.items()}
     cluster.changed()
@@ -61,7 +61,7 @@ async def test_where_the_redis_port_cannot_be_reached_grpc_carries_the_session(s
         assert client.statistics()["links_up"] > 0
 
 
-async def test_a_redis_port_of_another_server_is_not_used(servers: Servers) -> None:
+async def test_redis_port_of_another_server_is_not_used(servers: Servers) -> None:
     cluster = servers.cluster
     ports = [each.resp for each in cluster.endpoints.values()]
     others = [*ports[1:], ports[0]]
@@ -74,7 +74,7 @@ async def test_a_redis_port_of_another_server_is_not_used(servers: Servers) -> N
         assert client.statistics()["streams_up"] == 0
 
 
-async def test_calls_end_in_their_time_though_a_look_at_a_link_has_failed(
+async def test_calls_end_in_time_when_the_check_of_a_link_fails(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, failed = AsyncLink.tick, 0
@@ -98,9 +98,7 @@ async def test_calls_end_in_their_time_though_a_look_at_a_link_has_failed(
                 await client.put(b"k", b"v", timeout_s=0.01)
 
 
-async def test_a_topology_that_nobody_understands_is_not_the_last_one(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unreadable_topology_does_not_end_the_updates(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     original, learnt, failed = AsyncEngine._learn, 0, 0
 
     def fails_at_first(self: AsyncEngine, message: kv_pb2.TopologyResponse) -> None:
@@ -122,7 +120,7 @@ async def test_a_topology_that_nobody_understands_is_not_the_last_one(
         assert failed
 
 
-async def test_answers_that_nobody_understands_end_a_session_of_grpc(servers: Servers) -> None:
+async def test_unreadable_answers_end_a_grpc_session(servers: Servers) -> None:
     class Call:
         def cancel(self) -> None:
             """It has ended."""
@@ -142,7 +140,7 @@ async def test_answers_that_nobody_understands_end_a_session_of_grpc(servers: Se
     assert len(owner.fell) == 1
 
 
-async def test_a_write_whose_stream_breaks_is_applied_once(servers: Servers) -> None:
+async def test_write_whose_stream_breaks_is_applied_once(servers: Servers) -> None:
     cluster, key = servers.cluster, servers.cluster.key_of(PartitionId("p1"))
     leader = next(each for each in cluster.servers if each.id == cluster.leaders[PartitionId("p1")])
     broken = 0
@@ -164,7 +162,7 @@ async def test_a_write_whose_stream_breaks_is_applied_once(servers: Servers) -> 
     assert (broken, cluster.doubly_applied()) == (1, [])
 
 
-def test_who_has_no_stream_is_not_asked_again_for_a_while() -> None:
+def test_server_without_streams_is_not_asked_again_for_a_while() -> None:
     doors = StreamEndpoints(Routing(stream_endpoints={"a:1": ("n1", "a:2")}))
     assert (doors.endpoint_or_none("a:1"), doors.endpoint_or_none("b:1")) == (("n1", "a:2"), None)
     assert doors.may_try("a:1", 100.0)
@@ -174,7 +172,7 @@ def test_who_has_no_stream_is_not_asked_again_for_a_while() -> None:
     assert doors.may_try("a:1", 100.0 + BARRED_S)
 
 
-def test_the_door_of_who_gives_a_topology_is_in_it() -> None:
+def test_topology_has_the_endpoint_of_its_sender() -> None:
     listed = [kv_pb2.Server(id="n1", grpc="a:1", resp="a:2"), kv_pb2.Server(id="n2", grpc="b:1")]
     assert stream_endpoint_in(kv_pb2.TopologyResponse(servers=listed, server="n1")) == ("n1", "a:2")
     assert stream_endpoint_in(kv_pb2.TopologyResponse(servers=listed, server="n2")) is None
@@ -240,7 +238,7 @@ def put_under_way(link: AsyncLink, *, deadline: float = 1e9) -> ClientOperation:
     return operation
 
 
-async def test_a_server_that_owes_answers_and_is_silent_is_asked_and_given_up(link: AsyncLink) -> None:
+async def test_silent_server_that_owes_answers_is_probed_and_left(link: AsyncLink) -> None:
     connection = cast("FrameConnection", link._connection)
     operation = put_under_way(link)
     sent_at = link._received_at
@@ -264,7 +262,7 @@ async def test_any_message_is_a_sign_of_life(link: AsyncLink) -> None:
     assert (connection.probes, link.state) == (1, LinkState.UP)
 
 
-async def test_an_idle_server_is_asked_now_and_then(link: AsyncLink) -> None:
+async def test_idle_server_is_probed_periodically(link: AsyncLink) -> None:
     connection, heard_at = cast("FrameConnection", link._connection), link._received_at
     link.tick(heard_at + KEEPALIVE_S * 0.9)
     assert connection.probes == 0
@@ -272,7 +270,7 @@ async def test_an_idle_server_is_asked_now_and_then(link: AsyncLink) -> None:
     assert connection.probes == 1
 
 
-async def test_a_frame_over_grpc_names_its_cluster(link: AsyncLink) -> None:
+async def test_grpc_frame_names_its_cluster(link: AsyncLink) -> None:
     """The channel connects again by itself: another cluster's server may be there by then."""
     connection = cast("FrameConnection", link._connection)
     connection.is_brief, link._routing.cluster = False, "ours"
@@ -280,7 +278,7 @@ async def test_a_frame_over_grpc_names_its_cluster(link: AsyncLink) -> None:
     assert [frame.cluster for frame in cast("list[kv_pb2.Frame]", connection.sent)] == ["ours"]
 
 
-async def test_operations_of_one_turn_share_a_frame_and_wait_while_the_wire_is_full(link: AsyncLink) -> None:
+async def test_operations_of_one_turn_share_a_frame_and_wait_when_it_is_full(link: AsyncLink) -> None:
     connection = cast("FrameConnection", link._connection)
     connection.is_ready = False
     for _ in range(3):
@@ -292,7 +290,7 @@ async def test_operations_of_one_turn_share_a_frame_and_wait_while_the_wire_is_f
     assert sum(len(lane.keys) for lane in frame.lanes) == 3
 
 
-async def test_a_lone_operation_behind_a_lone_one_leaves_at_once_and_others_together(link: AsyncLink) -> None:
+async def test_second_single_operation_leaves_at_once(link: AsyncLink) -> None:
     def answer(*numbers: int) -> None:
         link.take(brief.Answers(0, [], list(numbers), [1] * len(numbers), [], [], []))
 
@@ -325,7 +323,7 @@ async def test_a_lone_operation_behind_a_lone_one_leaves_at_once_and_others_toge
     assert frames() == [1, 1, 2, 1]
 
 
-async def test_what_nobody_waits_for_any_more_is_not_sent(link: AsyncLink) -> None:
+async def test_operation_without_a_waiter_is_not_sent(link: AsyncLink) -> None:
     connection = cast("FrameConnection", link._connection)
     connection.is_ready = False
     late = put_under_way(link, deadline=0.0)
@@ -338,7 +336,7 @@ async def test_what_nobody_waits_for_any_more_is_not_sent(link: AsyncLink) -> No
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("what", ["make", "send"])
-async def test_operations_of_which_no_frame_can_be_made_are_answered(
+async def test_operations_without_a_possible_frame_are_answered(
     link: AsyncLink, monkeypatch: pytest.MonkeyPatch, count: int, what: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -415,7 +413,7 @@ async def opened(*greeting: bytes) -> tuple[StreamConnection, Owner]:
     return connection, owner
 
 
-async def test_a_wire_is_open_once_the_whole_welcome_has_come() -> None:
+async def test_connection_is_open_once_the_whole_welcome_has_come() -> None:
     connection, owner = await opened(WELCOME[:5], WELCOME[5:])
     connection.data_received(message_of(brief.Answers(3, [], [1], [7], [2], [Item(b"v", 1, 1, 1, 0)], [3])))
     connection.data_received(protobuf_message_of(kv_pb2.Answers(numbers=[4], versions=[8])))
@@ -425,14 +423,14 @@ async def test_a_wire_is_open_once_the_whole_welcome_has_come() -> None:
     ]
 
 
-async def test_who_refuses_has_no_stream_and_the_link_goes_on_without() -> None:
+async def test_refusing_server_has_no_stream_and_the_link_uses_grpc() -> None:
     with pytest.raises(EOFError, match="session: this is server n2"):
         await opened(b"-ERR session: this is server n2\r\n")
     with pytest.raises(EOFError):
         await opened(b"HTTP/1.1 400 Bad Request" + bytes(2_000))
 
 
-async def test_who_gives_up_opening_leaves_no_connection() -> None:
+async def test_abandoned_opening_leaves_no_connection() -> None:
     transport = Transport()
     opening = asyncio.ensure_future(StreamConnection(Owner(), "n1").open(cast("Any", transport), NOBODY))
     await asyncio.sleep(0)
@@ -442,7 +440,7 @@ async def test_who_gives_up_opening_leaves_no_connection() -> None:
     assert transport.sink.is_aborted
 
 
-async def test_bytes_that_are_no_answers_end_the_link() -> None:
+async def test_bytes_that_are_not_answers_end_the_link() -> None:
     for data in (b"\x00\x00\x00\x02\x01?", b"\x00\x00\x00\x02\x02\xff", b"\x00\x00\x00\x00", b"\xff\xff\xff\xff"):
         connection, owner = await opened(WELCOME)
         connection.data_received(data)
@@ -458,7 +456,7 @@ def begun(operation: ClientOperation, numbering: Numbering) -> ClientOperation:
     return operation
 
 
-def test_a_lone_operation_has_the_frame_that_many_would_have() -> None:
+def test_single_operation_has_the_same_frame_as_many() -> None:
     numbering = Numbering(b"c" * 16)
     numbering.see(70_000)
     for operation in (operations.get(b"k"), operations.put(b"k", b"v"), operations.get(b"k", kv_pb2.SESSION)):
@@ -472,7 +470,7 @@ def test_a_lone_operation_has_the_frame_that_many_would_have() -> None:
         assert single == frame
 
 
-def test_brief_frames_are_what_protobuf_frames_are() -> None:
+def test_compact_frames_equal_protobuf_frames() -> None:
     first, second = Numbering(b"a" * 16), Numbering(b"b" * 16)
     mixed = [begun(operations.put(b"k%d" % place, b"v"), first if place % 2 else second) for place in range(6)]
     mixed += [begun(operations.get(b"g", level), first) for level in (0, kv_pb2.STALE)]

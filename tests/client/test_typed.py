@@ -54,7 +54,7 @@ async def near_servers() -> AsyncIterator[Servers]:
         yield running
 
 
-def test_the_examples_are_true(servers: Servers) -> None:
+def test_docstring_examples_run(servers: Servers) -> None:
     tried = doctest.testmod(codecs)
     assert (tried.failed, tried.attempted) == (0, 8)
     with Client(servers.patient_url) as client:
@@ -63,7 +63,7 @@ def test_the_examples_are_true(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_what_was_put_comes_back(servers: Servers, layout: Layout) -> None:
+def test_put_value_is_returned(servers: Servers, layout: Layout) -> None:
     with Client(servers.patient_url) as client:
         visits = TypedClient(client, typed_codec(Visit, layout))
         version = visits.put(b"v/1", Visit("home", 7))
@@ -95,7 +95,7 @@ def test_what_was_put_comes_back(servers: Servers, layout: Layout) -> None:
         assert visits.decoded(b"v/5", raw).value == Visit("batched")
 
 
-async def test_the_same_in_an_event_loop(near_servers: Servers) -> None:
+async def test_put_value_is_returned_on_asyncio(near_servers: Servers) -> None:
     async with AsyncClient(near_servers.patient_url) as client:
         anything = AsyncTypedClient(client, json_codec())
         await anything.put(b"k", {"a": [1, None]})
@@ -116,7 +116,7 @@ async def test_the_same_in_an_event_loop(near_servers: Servers) -> None:
         assert popped.value == 3
 
 
-def test_what_a_codec_does_not_know_is_said_with_the_key_and_not_sent(servers: Servers) -> None:
+def test_value_that_cannot_be_encoded_is_named_and_not_sent(servers: Servers) -> None:
     with Client(servers.patient_url) as client:
         anything = TypedClient(client, json_codec())
         for value in (object(), {1: 2}, 1 << 70, "\ud800"):
@@ -137,7 +137,7 @@ def test_what_a_codec_does_not_know_is_said_with_the_key_and_not_sent(servers: S
             list(anything.scan())
 
 
-def test_what_cannot_be_decoded_is_neither_deleted_nor_overwritten(servers: Servers) -> None:
+def test_value_that_cannot_be_decoded_is_neither_deleted_nor_overwritten(servers: Servers) -> None:
     with Client(servers.patient_url) as client:
         visits = TypedClient(client, typed_codec(Visit))
         client.put(b"k", b"somebody else's")
@@ -150,7 +150,7 @@ def test_what_cannot_be_decoded_is_neither_deleted_nor_overwritten(servers: Serv
         assert found.value == b"somebody else's"
 
 
-async def test_nor_is_it_in_an_event_loop(near_servers: Servers) -> None:
+async def test_undecodable_value_is_neither_deleted_nor_overwritten_on_asyncio(near_servers: Servers) -> None:
     async with AsyncClient(near_servers.patient_url) as client:
         visits = AsyncTypedClient(client, typed_codec(Visit))
         await client.put(b"k", b"somebody else's")
@@ -183,7 +183,7 @@ def test_conditions_of_pop_and_replace_hold(servers: Servers) -> None:
         assert popped.value == Visit("c")
 
 
-def test_another_ones_write_in_between_is_looked_at_too() -> None:
+def test_concurrent_write_between_read_and_write_is_read_again() -> None:
     """The version that goes is the one that was decoded."""
 
     class Contended:
@@ -248,7 +248,7 @@ def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
     assert str(packed.decode(packed.encode(Weight(number))).kilos) == str(number), "MessagePack has them"
 
 
-def test_both_are_one_interface() -> None:
+def test_both_typed_clients_have_the_same_interface() -> None:
     for name, call in vars(TypedClient).items():
         twin = vars(AsyncTypedClient)[name]
         if inspect.isfunction(call) and not name.startswith("_"):
@@ -278,7 +278,7 @@ def step_of(random: Random) -> Callable[[MutableMapping[bytes, int]], object]:
     return random.choice(steps)
 
 
-def test_a_stored_mapping_is_a_dict_that_is_stored(servers: Servers) -> None:
+def test_stored_mapping_behaves_like_a_dict(servers: Servers) -> None:
     random, twin = Random(20), dict[bytes, int]()
 
     def done(mapping: MutableMapping[bytes, int], step: Callable[[MutableMapping[bytes, int]], object]) -> object:
@@ -302,7 +302,7 @@ def test_a_stored_mapping_is_a_dict_that_is_stored(servers: Servers) -> None:
         assert sorted(client.keys()) == [b"m", b"m0"], "what does not begin so is not touched"
 
 
-def test_pages_of_a_mapping_are_read_and_not_each_key(servers: Servers) -> None:
+def test_mapping_reads_pages_and_not_each_key(servers: Servers) -> None:
     """Also when keys go meanwhile: a dict would end there, and Python's own views too."""
     with Client(servers.patient_url) as client:
         mapping = StoredMapping(client, b"m/", bytes_codec())
@@ -318,7 +318,7 @@ def test_pages_of_a_mapping_are_read_and_not_each_key(servers: Servers) -> None:
         assert (seen, bool(mapping)) == (500, False)
 
 
-def test_one_client_gets_what_several_take_out_of_a_mapping(servers: Servers) -> None:
+def test_one_client_gets_an_item_that_several_pop(servers: Servers) -> None:
     with Client(servers.patient_url) as client, Client(servers.patient_url) as other:
         mappings = [StoredMapping(each, b"m/", json_codec()) for each in (client, other)]
         mappings[0].update({b"%d" % number: number for number in range(40)})
@@ -339,7 +339,7 @@ def test_one_client_gets_what_several_take_out_of_a_mapping(servers: Servers) ->
         assert agreed == {mappings[0][b"k"]}
 
 
-def test_what_a_mapping_cannot_have_is_refused(servers: Servers) -> None:
+def test_mapping_refuses_wrong_keys_and_values(servers: Servers) -> None:
     with Client(servers.patient_url) as client:
         mapping: Any = StoredMapping(client, b"", bytes_codec())
         mapping[b"k"] = b"v"

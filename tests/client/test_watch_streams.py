@@ -152,7 +152,7 @@ def watching(address: str) -> AsyncWatch:
     return AsyncWatch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [address])
 
 
-async def test_a_reader_who_stopped_waiting_goes_on_where_it_was() -> None:
+async def test_watch_continues_after_its_reader_stopped_waiting() -> None:
     """gRPC ends a call with the wait for it."""
     async with serving() as server, watching(server.address) as watch:
         await server.put()
@@ -168,7 +168,7 @@ async def test_a_reader_who_stopped_waiting_goes_on_where_it_was() -> None:
             assert [(await anext(watch)).version for _ in range(2)] == [2, 3]
 
 
-async def test_a_watch_whose_server_ends_after_a_long_calm_goes_on_at_another_one() -> None:
+async def test_watch_continues_elsewhere_when_its_server_ends_after_a_calm() -> None:
     """The time for which one is looked for begins when the watch has none, not with the calm before."""
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
@@ -180,7 +180,7 @@ async def test_a_watch_whose_server_ends_after_a_long_calm_goes_on_at_another_on
             assert watch.connections == 2
 
 
-async def test_a_blocking_watch_goes_on_as_well() -> None:
+async def test_blocking_watch_continues_elsewhere() -> None:
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         ports = replace(library_env("watch"), clock=Leaping())
@@ -193,7 +193,7 @@ async def test_a_blocking_watch_goes_on_as_well() -> None:
         watch.close()
 
 
-async def test_a_blocking_watch_gives_each_change_once_wherever_it_is_interrupted() -> None:
+async def test_blocking_watch_returns_each_change_once_wherever_interrupted() -> None:
     """By a signal handler, say. Its position is never behind what its reader has not had."""
     given: list[int] = []
     async with serving() as server:
@@ -245,14 +245,14 @@ async def test_worker_of_an_interrupted_watch_ends_at_the_next_message(monkeypat
         await asyncio.to_thread(watch.close)
 
 
-async def test_nobody_waits_for_a_watch_that_was_closed() -> None:
+async def test_closed_watch_blocks_nobody() -> None:
     watch = watching(NOBODY)
     await watch.close()
     assert await watch.ready() is watch
     assert [change async for change in watch] == []
 
 
-async def test_a_blocking_watch_that_is_closed_while_it_dials_keeps_no_connection() -> None:
+async def test_blocking_watch_closed_while_connecting_keeps_no_connection() -> None:
     def addresses() -> list[str]:
         watch.close()  # as another thread may at any time
         return [server.address]
@@ -285,7 +285,7 @@ def idle_client(
 
 
 # docs/protocol.md F8
-async def test_a_watch_with_state_begins_anew_at_the_ring_of_its_first_read() -> None:
+async def test_watch_with_state_restarts_at_the_ring_of_its_first_read() -> None:
     async with serving() as server:
         await server.put()
         config, reads = (
@@ -307,7 +307,7 @@ async def test_a_watch_with_state_begins_anew_at_the_ring_of_its_first_read() ->
 
 
 # docs/protocol.md F8
-async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile() -> None:
+async def test_watch_restarts_when_its_reader_stops_waiting_meanwhile() -> None:
     """By the newer ring the positions of before would make old news of what its state has."""
     async with serving() as server:
         config, reads = (
@@ -342,7 +342,7 @@ async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile
         await watch.close()
 
 
-async def test_a_blocking_watch_with_state_begins_anew_as_well() -> None:
+async def test_blocking_watch_with_state_restarts() -> None:
     async with serving() as server:
         await server.put()
         config, reads = (
@@ -358,7 +358,7 @@ async def test_a_blocking_watch_with_state_begins_anew_as_well() -> None:
         watch.close()
 
 
-async def test_a_blocking_watch_ends_itself_while_its_thread_waits_for_a_change() -> None:
+async def test_blocking_watch_ends_itself_while_its_thread_waits() -> None:
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         watch = Watch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
@@ -368,7 +368,7 @@ async def test_a_blocking_watch_ends_itself_while_its_thread_waits_for_a_change(
             assert await asyncio.to_thread(next, watch, None) is None
 
 
-async def test_a_server_that_takes_a_watch_and_says_nothing_is_left_for_another() -> None:
+async def test_server_that_accepts_a_watch_and_stays_silent_is_left() -> None:
     async with serving() as silent, serving() as server:
         silent.may_watch.clear()
         config = ClientConfig(endpoints=(server.address,), timeout_s=2.0, connect_timeout_s=0.2, silence_s=PATIENCE_S)
@@ -380,7 +380,7 @@ async def test_a_server_that_takes_a_watch_and_says_nothing_is_left_for_another(
                 assert (await anext(watch)).version == 1
 
 
-async def test_a_server_that_has_taken_a_watch_has_time_to_find_its_place() -> None:
+async def test_server_that_accepted_a_watch_has_time_to_find_its_place() -> None:
     """It says at once that it has: to find the place in the logs of many partitions takes longer."""
     async with serving() as server:
         server.finds_its_place_s = 0.5
@@ -392,7 +392,7 @@ async def test_a_server_that_has_taken_a_watch_has_time_to_find_its_place() -> N
                 assert (await anext(watch)).version == 1
 
 
-async def test_a_server_has_the_same_time_for_a_blocking_watch_however_short_the_heartbeat() -> None:
+async def test_blocking_watch_gives_its_server_time_despite_a_short_heartbeat() -> None:
     async with serving() as server:
         server.finds_its_place_s = 1.0
         config = ClientConfig(endpoints=(server.address,), timeout_s=0.4)
@@ -403,7 +403,7 @@ async def test_a_server_has_the_same_time_for_a_blocking_watch_however_short_the
         assert server.watches == 1
 
 
-async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_nothing(
+async def test_blocking_watch_leaves_a_server_that_only_answers_pings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread cannot stop waiting for a message: it waits until the stream's time is over."""
@@ -426,7 +426,7 @@ async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_not
 
 # docs/protocol.md F8
 @pytest.mark.parametrize("is_done", [False, True], ids=["more follows", "the last page"])
-async def test_a_state_that_was_too_much_has_no_rest(monkeypatch: pytest.MonkeyPatch, *, is_done: bool) -> None:
+async def test_state_that_was_too_large_has_no_rest(monkeypatch: pytest.MonkeyPatch, *, is_done: bool) -> None:
     """It lacks keys of the page at which that was seen."""
     seen = ClientState(Random(1))
     seen.routing = OnePartition(ring_version=1, partitions={"p1": PartitionRoute()}, owners=["p1"])
@@ -448,7 +448,7 @@ async def test_a_state_that_was_too_much_has_no_rest(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-async def test_no_watch_is_asked_of_another_cluster_that_listens_where_the_own_one_did(*, is_blocking: bool) -> None:
+async def test_watch_is_not_requested_from_another_cluster(*, is_blocking: bool) -> None:
     """From its first message on one that only follows another cluster looks like one without changes."""
     async with serving("theirs") as theirs, serving("ours") as ours:
         config = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
@@ -474,7 +474,7 @@ async def test_no_watch_is_asked_of_another_cluster_that_listens_where_the_own_o
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say_so(*, is_blocking: bool) -> None:
+async def test_rejected_login_ends_a_watch_only_when_all_servers_reject_it(*, is_blocking: bool) -> None:
     async def next_change() -> int:
         if isinstance(watch, Watch):
             return (await asyncio.to_thread(next, watch)).version
@@ -502,7 +502,7 @@ async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-async def test_a_watch_whose_login_has_ended_goes_on_with_the_one_that_there_is_now(*, is_blocking: bool) -> None:
+async def test_watch_with_an_ended_login_continues_with_the_present_one(*, is_blocking: bool) -> None:
     """The only server ends it, and takes the next one."""
     async with serving() as server:
         server.refuses_logins = True
@@ -528,7 +528,7 @@ async def test_a_watch_whose_login_has_ended_goes_on_with_the_one_that_there_is_
                 await anext(watch)
 
 
-async def test_a_watch_that_is_closed_while_its_server_says_who_it_is_ends() -> None:
+async def test_watch_closed_during_its_cluster_check_ends() -> None:
     async with serving("ours") as ours:
         config = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
         ours.may_tell.clear()

@@ -138,7 +138,7 @@ async def connect_from(host: str, address: str, said: bytes = HALF_HELLO) -> asy
 
 
 @on_both
-def test_half_hellos_take_no_handshake_slot(run: Run, tls: Any, monkeypatch: Any) -> None:
+def test_half_a_hello_takes_no_handshake_slot(run: Run, tls: Any, monkeypatch: Any) -> None:
     """400 connections that each send 11 bytes kept everybody out: a handshake had begun for each."""
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
 
@@ -239,7 +239,7 @@ def test_handshakes_of_a_known_network_keep_no_unknown_client_out(run: Run, tls:
 
 
 @on_both
-def test_a_crowd_ends_no_connection_that_has_no_handshake(run: Run, monkeypatch: Any) -> None:
+def test_many_connections_end_none_that_has_no_handshake(run: Run, monkeypatch: Any) -> None:
     """By uvloop its handler would never hear of it, and the process end at the handler's next write."""
     monkeypatch.setattr(accepting, "WAITING_MAX", 1)
 
@@ -267,7 +267,7 @@ def _heard(caller: socket.socket) -> bool:
 
 
 @on_both
-def test_a_handshake_that_has_begun_gives_way_to_no_idle_connection(run: Run, tls: Any, monkeypatch: Any) -> None:
+def test_begun_handshake_gives_way_to_no_idle_connection(run: Run, tls: Any, monkeypatch: Any) -> None:
     """On a busy machine all of a crowd take longer than what is sure, and the oldest are the next to be done."""
     monkeypatch.setattr(accepting, "WAITING_MAX", 20)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
@@ -334,7 +334,7 @@ class Begun:
 
 
 @on_both
-def test_a_handshake_has_a_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+def test_handshake_has_a_time_limit(run: Run, tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "OPENING_S", 0.2)
 
     async def scenario() -> None:
@@ -357,7 +357,7 @@ def test_a_handshake_has_a_time(run: Run, tls: Any, monkeypatch: Any) -> None:
 
 
 @on_both
-def test_handshake_keeps_its_slot_for_some_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+def test_handshake_keeps_its_slot_for_its_guaranteed_time(run: Run, tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 2)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
@@ -396,7 +396,7 @@ def test_handshake_gives_way_to_its_own_network_after_its_time(run: Run, tls: An
 
 
 @on_both
-def test_the_last_descriptors_are_no_connections(run: Run, monkeypatch: Any) -> None:
+def test_last_descriptors_are_reserved_for_files(run: Run, monkeypatch: Any) -> None:
     below = len(os.listdir("/proc/self/fd")) + 60
 
     async def scenario() -> None:
@@ -412,9 +412,7 @@ def test_the_last_descriptors_are_no_connections(run: Run, monkeypatch: Any) -> 
 
 
 @on_both
-def test_without_any_descriptor_nothing_is_accepted_for_a_while_and_the_loop_goes_on(
-    run: Run, monkeypatch: Any
-) -> None:
+def test_accepting_pauses_without_descriptors_and_the_loop_continues(run: Run, monkeypatch: Any) -> None:
     """A listener that fails to accept is ready again at once, so that the loop would do nothing else; uvloop's own
     closes it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -452,7 +450,7 @@ def test_without_any_descriptor_nothing_is_accepted_for_a_while_and_the_loop_goe
     run(scenario)
 
 
-def test_a_quarter_of_all_descriptors_is_kept_and_not_more_than_some(monkeypatch: Any) -> None:
+def test_quarter_of_all_descriptors_is_reserved_up_to_a_maximum(monkeypatch: Any) -> None:
     for files, wanted in ((1024, 768), (2048, 1536), (20_000, 18_976), (resource.RLIM_INFINITY, 1 << 30)):
         monkeypatch.setattr(resource, "getrlimit", lambda _which, files=files: (files, files))
         assert files_for_connections() == wanted

@@ -93,7 +93,7 @@ async def days_of(address: tuple[str, int], context: ssl.SSLContext) -> int:
     return (until - BEGUN).days
 
 
-async def test_new_connections_get_the_new_certificate_and_open_ones_go_on_under_load(files: Files) -> None:
+async def test_new_connections_get_the_new_certificate_and_open_ones_continue(files: Files) -> None:
     certificates = Certificates(files.tls)
     context = files.tls.client_context()
     async with served(certificates) as address:
@@ -136,7 +136,7 @@ def _empty_ca(files: Files) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_cut, _gone, _key_of_another, _empty_ca])
-async def test_files_that_cannot_be_used_change_nothing_and_are_named_once(
+async def test_unusable_files_change_nothing_and_are_logged_once(
     files: Files, spoil: Callable[[Files], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     certificates, context = Certificates(files.tls), files.tls.client_context()
@@ -154,7 +154,7 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_named_once(
         assert certificates.statistics()["tls_failing"] == 0
 
 
-def test_the_old_files_put_back_after_others_that_could_not_be_used_are_no_failure(files: Files) -> None:
+def test_restored_old_files_are_not_a_failure(files: Files) -> None:
     files.issue()
     certificates = Certificates(files.tls)
     old, kept = files.directory / "cert.pem", files.directory / "cert.kept"
@@ -168,7 +168,7 @@ def test_the_old_files_put_back_after_others_that_could_not_be_used_are_no_failu
     assert not certificates.look(), "and they are read once"
 
 
-async def test_a_ca_that_is_taken_out_is_trusted_no_more(files: Files) -> None:
+async def test_removed_ca_is_no_longer_trusted(files: Files) -> None:
     other = trustme.CA()
     caller = Files(files.directory / "caller", other)
     caller.directory.mkdir()
@@ -185,7 +185,7 @@ async def test_a_ca_that_is_taken_out_is_trusted_no_more(files: Files) -> None:
         assert await days_of(address, files.tls.client_context()) == 1
 
 
-async def test_connections_to_others_show_and_trust_the_newest(files: Files) -> None:
+async def test_connections_to_others_use_the_newest_files(files: Files) -> None:
     certificates = Certificates(files.tls)
     transport = transport_of(certificates)
     other = trustme.CA()
@@ -201,7 +201,7 @@ async def test_connections_to_others_show_and_trust_the_newest(files: Files) -> 
         stream.abort()
 
 
-async def test_a_grpc_server_goes_by_the_newest_without_a_failed_call(files: Files) -> None:
+async def test_grpc_server_uses_the_newest_files_without_a_failed_call(files: Files) -> None:
     certificates = Certificates(files.tls)
     server = GrpcServer((), ())
     port = await server.start("127.0.0.1:0", certificates)
@@ -236,7 +236,7 @@ async def test_a_grpc_server_goes_by_the_newest_without_a_failed_call(files: Fil
     await server.stop(0)
 
 
-async def test_what_changes_while_it_is_read_is_taken_by_the_next_look(
+async def test_files_that_change_while_read_are_loaded_by_the_next_check(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificates = Certificates(files.tls)
@@ -254,7 +254,7 @@ async def test_what_changes_while_it_is_read_is_taken_by_the_next_look(
     assert certificates.expires_s == (BEGUN + timedelta(days=3)).timestamp()
 
 
-def test_the_expiry_is_that_of_the_certificate(files: Files) -> None:
+def test_expiry_is_that_of_the_certificate(files: Files) -> None:
     pem = (files.directory / "cert.pem").read_bytes()
     assert expiry_of(pem) == (BEGUN + timedelta(days=1)).timestamp()
     far = files.authority.issue_cert("a.example", not_after=datetime(2060, 1, 2, tzinfo=UTC))
@@ -269,7 +269,7 @@ DAY_S = 86_400
 
 
 @pytest.mark.parametrize(("left_days", "words"), [(40, ""), (29, "expires in 28 days"), (0, "replace it, no restart")])
-def test_the_log_says_once_a_day_that_a_certificate_will_expire_or_has(
+def test_expiring_certificate_is_logged_once_a_day(
     files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left_days: int, words: str
 ) -> None:
     certificates = Certificates(files.tls)
@@ -283,7 +283,7 @@ def test_the_log_says_once_a_day_that_a_certificate_will_expire_or_has(
     assert len(caplog.text.splitlines()) == (2 if words else 0)
 
 
-def test_an_expired_certificate_is_a_fault_until_another_holds(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_certificate_is_a_fault_until_it_is_replaced(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     certificates = Certificates(files.tls)
     monkeypatch.setattr("kvstore.env.certificates.time.time", lambda: certificates.expires_s - 1)
     assert (certificates.fault(), certificates.left_s) == ("", 1)
@@ -295,7 +295,7 @@ def test_an_expired_certificate_is_a_fault_until_another_holds(files: Files, mon
     assert certificates.fault() == ""
 
 
-async def test_each_call_of_a_client_goes_by_its_files_as_they_are_then(files: Files) -> None:
+async def test_each_call_of_a_client_uses_its_present_files(files: Files) -> None:
     other = trustme.CA()
     far = Files(files.directory / "far", other)
     far.directory.mkdir()
@@ -318,7 +318,7 @@ async def test_each_call_of_a_client_goes_by_its_files_as_they_are_then(files: F
             await call()
 
 
-def test_a_client_begins_with_files_that_can_be_used_or_not_at_all(files: Files) -> None:
+def test_client_does_not_start_with_unusable_files(files: Files) -> None:
     files.put("ca.pem", b"Dear Sir")
     with pytest.raises(OSError, match=r"ca\.pem"):
         CallingContext(Tls(ca=files.tls.ca))

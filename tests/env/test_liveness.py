@@ -58,7 +58,7 @@ def seconds_until_healthy(judge: Evidence) -> float:
 
 # docs/protocol.md P45
 @pytest.mark.parametrize(("silent", "said"), [("loop", "the event loop has been blocked"), ("disk1", "disk of disk1")])
-def test_evidence_fails_after_the_bound_and_names_what_is_silent(silent: str, said: str) -> None:
+def test_evidence_fails_after_the_bound_and_names_the_silent_subject(silent: str, said: str) -> None:
     judge = evidence(disks=DISKS)
     ticks(judge, SILENCE_S, **{silent: SILENT})
     assert judge.failure == ""
@@ -113,7 +113,7 @@ def test_evidence_that_comes_and_goes_does_not_count_as_fresh() -> None:
 
 
 # docs/protocol.md B24
-def test_one_directory_of_several_that_hangs_is_given_up_without_a_failure() -> None:
+def test_one_hanging_directory_of_several_is_abandoned_without_a_failure() -> None:
     judge = evidence(disks=("",), spares=DISKS)
     assert ticks(judge, 3 * SILENCE_S, disk2=SILENT) == ["disk2"]
     assert judge.failure == ""
@@ -199,7 +199,7 @@ async def test_watchdog_ends_the_process_when_a_session_cannot_be_ended(
 
 
 # docs/protocol.md P45, B24
-async def test_write_that_ends_while_its_directory_is_given_up_raises_nothing(
+async def test_write_that_ends_while_its_directory_is_abandoned_raises_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal reports the write on the event loop, and the watchdog's thread gives the directory up meanwhile."""
@@ -223,7 +223,7 @@ async def test_write_that_ends_while_its_directory_is_given_up_raises_nothing(
 
 
 # docs/protocol.md P45
-async def test_watchdog_probes_a_disk_only_while_it_completes_no_other_writes(
+async def test_watchdog_probes_a_disk_only_when_it_completes_no_other_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watched(tmp_path, monkeypatch) as (dog, _):

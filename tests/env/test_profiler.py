@@ -59,7 +59,7 @@ def working() -> Iterator[Work]:
             thread.join(PATIENCE_S)
 
 
-def test_what_runs_has_processor_time_and_what_waits_has_none() -> None:
+def test_running_code_has_processor_time_and_waiting_code_has_none() -> None:
     with working() as work:
         steps = work.progress(LOOKS)
         profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
@@ -76,7 +76,7 @@ def test_what_runs_has_processor_time_and_what_waits_has_none() -> None:
     assert "Event.wait" in functions["waits"]
 
 
-def test_the_thread_that_looks_does_not_see_itself() -> None:
+def test_sampling_thread_does_not_see_itself() -> None:
     with working() as work:
         steps = work.progress(3)
         profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
@@ -95,7 +95,7 @@ def test_stacks_are_bounded_in_number_and_depth(monkeypatch: pytest.MonkeyPatch)
     assert profile.stacks[OTHERS, ()].looks >= LOOKS
 
 
-async def test_one_is_taken_at_a_time_and_the_next_when_it_is_over() -> None:
+async def test_profiles_are_taken_one_at_a_time() -> None:
     taken = Profiler()
     first = asyncio.ensure_future(taken.take(SECONDS_MAX))
     await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def has_looked(profiler: Profiler) -> bool:
     return (await profiler.take(0.05, RATE_MAX)).looks > 0
 
 
-async def test_the_next_is_taken_though_no_thread_could_be_started_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_profile_can_be_taken_after_a_thread_could_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -132,12 +132,12 @@ async def test_the_next_is_taken_though_no_thread_could_be_started_for_one(monke
 @pytest.mark.parametrize(
     ("seconds", "rate"), [(0, 1), (-1, 1), (SECONDS_MAX + 1, 1), (float("nan"), 1), (1, RATE_MAX + 1)]
 )
-async def test_a_profile_has_bounds(seconds: float, rate: int) -> None:
+async def test_profile_parameters_are_bounded(seconds: float, rate: int) -> None:
     with pytest.raises(InvalidRequest, match="expected"):
         await Profiler().take(seconds, rate)
 
 
-def test_a_function_is_named_with_its_file_as_people_know_it() -> None:
+def test_function_is_named_with_its_file() -> None:
     assert name_of(sample_for.__code__).startswith("sample_for (kvstore/env/profiler.py:")
     assert name_of(pytest.main.__code__).split("(")[1].startswith("_pytest/")
     assert sys.prefix not in name_of(threading.Thread.start.__code__)

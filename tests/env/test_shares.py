@@ -49,7 +49,7 @@ def test_newcomer_displaces_only_a_network_that_has_more(newcomer: str, gone: st
     assert shares_of(*places, known="k").displaced_by(newcomer) == gone
 
 
-def test_unknown_newcomer_displaces_no_known_network_when_others_have_the_share() -> None:
+def test_unknown_newcomer_displaces_no_known_network_beyond_its_share() -> None:
     places = [("k1", "k"), ("k2", "k"), ("k3", "k"), ("b1", "b")]
     assert shares_of(*places, known="k").displaced_by("a") is None
 

@@ -35,7 +35,7 @@ async def test_zones_become_racks_in_pulsars_format() -> None:
     assert (await store.get(PATH))[1].version == 0, "nothing has changed"
 
 
-async def test_a_replaced_disk_has_its_rack_under_its_new_id() -> None:
+async def test_replaced_disk_has_its_rack_under_its_new_id() -> None:
     store = MemoryStore()
     await PulsarRacks(store).write_zones(BOOKIES)
     new = BookieId("n1-dd")
@@ -47,7 +47,7 @@ async def test_a_replaced_disk_has_its_rack_under_its_new_id() -> None:
     assert found["n1-dd"] == WRITTEN["default"]["n1-aa"]
 
 
-def test_what_others_wrote_stays() -> None:
+def test_entries_of_others_stay() -> None:
     others: Document = {
         "fast": {"n1-aa": {"rack": "/old", "hostname": "h1:3181", "more": [1]}},
         "default": {
@@ -61,7 +61,7 @@ def test_what_others_wrote_stays() -> None:
 
 
 @pytest.mark.parametrize("data", [b"[]", b"7", b'{"default": {"n1": "rack"}}', b"{"])
-async def test_what_is_no_such_document_is_named_and_stays(data: bytes) -> None:
+async def test_malformed_document_is_named_and_stays(data: bytes) -> None:
     store = MemoryStore()
     await store.create(PATH, data)
     with pytest.raises(UndecodableNode, match="/bookies of Pulsar"):
@@ -71,7 +71,7 @@ async def test_what_is_no_such_document_is_named_and_stays(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["lost", "done"])
 @pytest.mark.parametrize("call", ["create", "set"])
-async def test_a_write_of_unknown_outcome_is_found_or_made_again(call: str, kind: str) -> None:
+async def test_write_of_unknown_outcome_is_found_or_repeated(call: str, kind: str) -> None:
     store = FaultyStore()
     if call == "set":
         await store.create(PATH, b"")

@@ -28,7 +28,7 @@ def other(store: FaultyStore) -> MemoryStore:
     return MemoryStore(store.tree)
 
 
-async def test_a_registered_bookie_is_found_with_its_address(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_registered_bookie_is_found_with_its_address(store: FaultyStore, nursery: TestNursery) -> None:
     await BookieRegistration(store, B1, A1).start(nursery)
     await BookieRegistration(store, B2, A2).start(nursery, readonly=True)
     found = await RegistrationClient(store).bookies()
@@ -36,7 +36,7 @@ async def test_a_registered_bookie_is_found_with_its_address(store: FaultyStore,
     assert found.all == {B1: A1, B2: A2}
 
 
-async def test_a_bookie_that_turns_read_only_is_never_in_neither_set(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_bookie_that_turns_read_only_is_never_in_neither_set(store: FaultyStore, nursery: TestNursery) -> None:
     bookie = BookieRegistration(store, B1, A1)
     await bookie.start(nursery)
     present: list[set[str]] = []
@@ -55,9 +55,7 @@ async def test_a_bookie_that_turns_read_only_is_never_in_neither_set(store: Faul
 
 
 @pytest.mark.parametrize("last", [True, False])
-async def test_moves_that_follow_each_other_at_once_end_as_the_last_one_says(
-    store: FaultyStore, nursery: TestNursery, last: bool
-) -> None:
+async def test_consecutive_moves_end_as_the_last_one_says(store: FaultyStore, nursery: TestNursery, last: bool) -> None:
     """A disk that is freed while the store is told that it is full."""
     bookie = BookieRegistration(store, B1, A1)
     await bookie.start(nursery, readonly=last)
@@ -71,7 +69,7 @@ async def test_moves_that_follow_each_other_at_once_end_as_the_last_one_says(
         assert found == RegisteredBookies(*({}, {B1: A1}) if last else ({B1: A1}, {})), f"{delay} turns apart"
 
 
-async def test_after_a_lost_session_a_bookie_registers_again(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_bookie_registers_again_after_its_session_was_lost(store: FaultyStore, nursery: TestNursery) -> None:
     await BookieRegistration(store, B1, A1).start(nursery)
     await let_run()
     store.expire()
@@ -80,7 +78,7 @@ async def test_after_a_lost_session_a_bookie_registers_again(store: FaultyStore,
     assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
 
 
-async def test_a_move_that_the_store_interrupts_is_made_later(
+async def test_interrupted_move_is_completed_later(
     store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration, "RETRY_S", 0)
@@ -94,7 +92,7 @@ async def test_a_move_that_the_store_interrupts_is_made_later(
     assert await RegistrationClient(store).bookies() == RegisteredBookies(writable={}, readonly={B1: A1})
 
 
-async def test_the_registration_of_a_dead_predecessor_is_replaced_at_once(
+async def test_registration_of_a_dead_predecessor_is_replaced_at_once(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery
 ) -> None:
     """It named the address on which this process listens now, so nobody else is behind it."""
@@ -104,7 +102,7 @@ async def test_the_registration_of_a_dead_predecessor_is_replaced_at_once(
     assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
 
 
-async def test_a_registration_with_another_address_is_waited_out(
+async def test_registration_with_another_address_is_waited_for(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration, "RETRY_S", 0)
@@ -117,7 +115,7 @@ async def test_a_registration_with_another_address_is_waited_out(
     assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
 
 
-async def test_an_id_that_a_live_process_holds_is_refused_in_the_end(
+async def test_id_held_by_a_live_process_is_refused_in_the_end(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration, "RETRY_S", 0)
@@ -126,20 +124,20 @@ async def test_an_id_that_a_live_process_holds_is_refused_in_the_end(
         await BookieRegistration(store, B1, A1).start(nursery)
 
 
-async def test_a_stopped_bookie_is_in_no_set(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_stopped_bookie_is_in_no_set(store: FaultyStore, nursery: TestNursery) -> None:
     bookie = BookieRegistration(store, B1, A1)
     await bookie.start(nursery)
     await bookie.stop()
     assert await RegistrationClient(store).bookies() == RegisteredBookies({}, {})
 
 
-async def test_a_bookie_whose_registration_cannot_be_read_is_left_out(store: FaultyStore) -> None:
+async def test_bookie_with_an_unreadable_registration_is_left_out(store: FaultyStore) -> None:
     await store.create(paths.available(B1), b"\xff", ephemeral=True)
     await store.create(paths.available(B2), encode_service_info(A2), ephemeral=True)
     assert (await RegistrationClient(store).bookies()).writable == {B2: A2}
 
 
-async def test_a_watch_on_bookies_is_called_for_both_sets(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_watch_on_bookies_is_called_for_both_sets(store: FaultyStore, nursery: TestNursery) -> None:
     hint = Hint()
     RegistrationClient(store).watch(hint)
     bookie = BookieRegistration(store, B1, A1)
@@ -149,7 +147,7 @@ async def test_a_watch_on_bookies_is_called_for_both_sets(store: FaultyStore, nu
     await hint.wait()
 
 
-async def test_a_view_follows_the_bookies(store: FaultyStore, other: MemoryStore, nursery: TestNursery) -> None:
+async def test_view_follows_the_bookies(store: FaultyStore, other: MemoryStore, nursery: TestNursery) -> None:
     view = BookieView(store)
     changes: list[RegisteredBookies] = []
     view.on_change(lambda: changes.append(view.current))
@@ -163,7 +161,7 @@ async def test_a_view_follows_the_bookies(store: FaultyStore, other: MemoryStore
     assert changes == [view.current]
 
 
-async def test_a_view_stays_as_it_was_while_the_store_is_away(
+async def test_view_stays_unchanged_while_the_store_is_away(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery
 ) -> None:
     await BookieRegistration(other, B1, A1).start(nursery)
@@ -176,7 +174,7 @@ async def test_a_view_stays_as_it_was_while_the_store_is_away(
 
 
 @pytest.mark.parametrize("error", [MetadataDenied, MetadataUnknown, MetadataError])
-async def test_whatever_the_store_answers_a_view_stays_as_it_was_and_goes_on(
+async def test_view_stays_unchanged_and_continues_after_any_error(
     store: FaultyStore,
     other: MemoryStore,
     nursery: TestNursery,
@@ -203,7 +201,7 @@ async def test_whatever_the_store_answers_a_view_stays_as_it_was_and_goes_on(
     assert view.current.writable == {B1: A1, B2: A2}
 
 
-async def test_a_bookie_that_becomes_writable_between_two_reads_is_in_one_of_them(
+async def test_bookie_that_becomes_writable_between_two_reads_is_in_one_of_them(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In neither it would be taken for gone."""
@@ -222,9 +220,7 @@ async def test_a_bookie_that_becomes_writable_between_two_reads_is_in_one_of_the
     assert (found.writable, found.readonly) == ({B1: A1}, {})
 
 
-async def test_an_address_outlives_its_registration(
-    store: FaultyStore, other: MemoryStore, nursery: TestNursery
-) -> None:
+async def test_address_outlives_its_registration(store: FaultyStore, other: MemoryStore, nursery: TestNursery) -> None:
     await other.create(paths.available(B1), encode_service_info(A1), ephemeral=True)
     view = BookieView(store)
     await view.start(nursery)

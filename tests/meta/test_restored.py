@@ -347,7 +347,7 @@ async def used(
 
 
 # docs/protocol.md B29
-async def test_one_member_that_is_set_back_makes_nobody_deny_a_write(
+async def test_set_back_member_makes_nobody_deny_a_write(
     ensemble: Ensemble, nursery: TestNursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ZooKeeper that is set back copies from the others. An etcd that is set back panics, because its leader counts
@@ -370,7 +370,7 @@ async def test_one_member_that_is_set_back_makes_nobody_deny_a_write(
 
 
 # docs/protocol.md B29
-async def test_older_copy_of_two_members_is_not_used_whenever_the_third_comes_back(
+async def test_older_copy_of_two_members_is_unused_whenever_the_third_returns(
     ensemble: Ensemble, nursery: TestNursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two members set back are a majority. The third one has all. In etcd the terms decide: the others catch up, or it

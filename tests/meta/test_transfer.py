@@ -39,7 +39,7 @@ async def founded(ledgers: int = 3) -> MemoryStore:
     return store
 
 
-async def test_a_store_that_has_taken_a_file_holds_what_the_other_held(store: MetadataStore) -> None:
+async def test_imported_store_equals_the_exported_one(store: MetadataStore) -> None:
     nodes, instance = await export(await founded(ledgers=2 * BATCH_NODES))
     await restore(store, *dump.decode(dump.encode(nodes, instance)))
     moved, name = await export(store)
@@ -52,7 +52,7 @@ async def test_a_store_that_has_taken_a_file_holds_what_the_other_held(store: Me
     await LayoutStore(store).check()
 
 
-async def test_after_a_move_no_ledger_gets_an_id_that_one_had(store: MetadataStore) -> None:
+async def test_no_ledger_gets_a_used_id_after_a_move(store: MetadataStore) -> None:
     """Also not one that was removed before: bookies may have entries of it."""
     source = await founded(ledgers=3)
     await LedgerStore(source).remove(LedgerId(2), 0)
@@ -66,7 +66,7 @@ async def test_after_a_move_no_ledger_gets_an_id_that_one_had(store: MetadataSto
 
 
 # docs/protocol.md B29
-async def test_after_a_move_it_is_known_how_far_ids_were_counted_in_all_former_places(store: MetadataStore) -> None:
+async def test_former_id_counters_are_known_after_a_move(store: MetadataStore) -> None:
     await restore(store, *await export(await founded(ledgers=3)))
     assert await former_counts(store) == (FormerCount(LedgerId(3), is_sure=True),)
     second = MemoryStore()
@@ -80,7 +80,7 @@ async def test_after_a_move_it_is_known_how_far_ids_were_counted_in_all_former_p
 
 
 # docs/protocol.md B29
-async def test_of_a_file_that_tells_no_count_the_id_behind_its_last_ledger_may_have_been_given() -> None:
+async def test_id_behind_the_last_ledger_may_be_used_when_the_file_has_no_count() -> None:
     nodes, instance = await export(await founded(ledgers=3))
     del nodes[paths.COUNTED]
     store = MemoryStore()
@@ -90,7 +90,7 @@ async def test_of_a_file_that_tells_no_count_the_id_behind_its_last_ledger_may_h
     assert (counted.may_lack(2), counted.may_lack(3), counted.never_gave(3)) == (False, True, False)
 
 
-def test_counts_are_the_bytes_that_the_formats_say() -> None:
+def test_counts_have_the_documented_bytes() -> None:
     golden = b'{"format":1,"former":[{"to":3,"is_sure":false},{"to":4294967296,"is_sure":true}]}'
     former = (FormerCount(LedgerId(3), is_sure=False), FormerCount(LedgerId(1 << 32), is_sure=True))
     assert encode_former(reversed(former)) == golden
@@ -98,7 +98,7 @@ def test_counts_are_the_bytes_that_the_formats_say() -> None:
 
 
 # docs/protocol.md A12
-async def test_after_a_move_no_bookie_is_taken_for_older_than_a_ledger(store: MetadataStore) -> None:
+async def test_no_bookie_seems_older_than_a_ledger_after_a_move(store: MetadataStore) -> None:
     """One that was set up anew after a ledger was made may say nothing about what it does not have of it; the file does
     not tell which was first."""
     source = await founded(ledgers=3)
@@ -110,7 +110,7 @@ async def test_after_a_move_no_bookie_is_taken_for_older_than_a_ledger(store: Me
         assert made.created < cookie.created
 
 
-async def test_a_second_import_is_refused(store: MetadataStore) -> None:
+async def test_second_import_is_refused(store: MetadataStore) -> None:
     nodes, instance = await export(await founded())
     await restore(store, nodes, instance)
     with pytest.raises(ConfigError, match="expected an empty place, got a cluster: /counted, /ledgers, /partitions"):
@@ -119,7 +119,7 @@ async def test_a_second_import_is_refused(store: MetadataStore) -> None:
     assert {**nodes, **there, paths.COUNTED: b""} == {**there, paths.COUNTED: b""}
 
 
-async def test_while_a_process_holds_anything_nothing_is_exported() -> None:
+async def test_nothing_is_exported_while_a_process_holds_an_ephemeral() -> None:
     source = await founded()
     node = MemoryStore(source.tree)
     await node.create("/servers")
@@ -130,7 +130,7 @@ async def test_while_a_process_holds_anything_nothing_is_exported() -> None:
     await export(source)
 
 
-async def test_what_changes_while_it_is_read_is_not_exported() -> None:
+async def test_metadata_that_change_while_read_are_not_exported() -> None:
     source = await founded()
     children = source.children
 
@@ -144,7 +144,7 @@ async def test_what_changes_while_it_is_read_is_not_exported() -> None:
         await export(source)
 
 
-async def test_an_import_that_does_not_end_makes_no_cluster() -> None:
+async def test_unfinished_import_makes_no_cluster() -> None:
     """And what it has left is not taken for an empty place."""
     nodes, instance = await export(await founded())
     store = MemoryStore()
@@ -164,7 +164,7 @@ async def test_an_import_that_does_not_end_makes_no_cluster() -> None:
         await restore(store, nodes, instance)
 
 
-async def test_a_place_without_a_cluster_has_nothing_to_export(store: MetadataStore) -> None:
+async def test_place_without_a_cluster_has_nothing_to_export(store: MetadataStore) -> None:
     with pytest.raises(ConfigError, match="holds no cluster"):
         await export(store)
 
@@ -175,13 +175,13 @@ GOLDEN = (
 )
 
 
-def test_the_file_is_the_bytes_that_the_formats_say() -> None:
+def test_dump_file_has_the_documented_bytes() -> None:
     nodes = {"/a/b": b"\0\xff", "/a": b""}
     assert dump.encode(nodes, "i") == GOLDEN
     assert dump.decode(GOLDEN) == (nodes, "i")
 
 
-def test_a_file_with_any_damage_is_refused() -> None:
+def test_damaged_dump_file_is_refused() -> None:
     for place in range(len(GOLDEN) - 1):
         damaged = bytearray(GOLDEN)
         damaged[place] ^= 1
@@ -195,12 +195,12 @@ def test_a_file_with_any_damage_is_refused() -> None:
 @pytest.mark.parametrize(
     ("nodes", "fault"), [({"/a/b": b""}, "/a/b has no parent in the file"), ({"a": b""}, "expected an absolute path")]
 )
-def test_a_file_that_is_no_tree_is_refused(nodes: dict[str, bytes], fault: str) -> None:
+def test_dump_file_that_is_no_tree_is_refused(nodes: dict[str, bytes], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         dump.decode(dump.encode(nodes, "i"))
 
 
-def test_a_later_format_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_dump_format_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump, "FORMAT", 2)
     later = dump.encode({}, "i")
     monkeypatch.undo()

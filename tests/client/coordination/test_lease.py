@@ -60,7 +60,7 @@ def expiries(batch: Batch) -> dict[bytes, tuple[int, bool]]:
     return {key: (of.expires_ms, bool(of.flags & kv_pb2.RELATIVE_TTL)) for key, of in given if of is not None}
 
 
-def test_every_batch_asks_for_the_session_and_one_that_is_due_renews_all_its_keys() -> None:
+def test_batch_checks_the_session_and_renews_all_keys_when_due() -> None:
     lease = opened()
     assert write(lease, 101.0, puts={A: b"1"}) == [7]
     batch = lease.batch(WriteStep(puts={B: b"2"}), 102.0)
@@ -69,7 +69,7 @@ def test_every_batch_asks_for_the_session_and_one_that_is_due_renews_all_its_key
 
 
 # docs/protocol.md Q1
-def test_a_key_that_is_written_between_renewals_goes_with_the_others() -> None:
+def test_key_written_between_renewals_expires_with_the_others() -> None:
     """Nothing is written anew, so nobody who watches the session's keys hears of it."""
     lease = opened()
     batch = lease.batch(WriteStep(puts={A: b"1"}), 101.0)
@@ -82,7 +82,7 @@ def test_a_key_that_is_written_between_renewals_goes_with_the_others() -> None:
     assert lease.deadline == pytest.approx(112.875), "it was no renewal"
 
 
-def test_a_key_that_is_new_must_be_absent_and_one_of_the_session_need_not() -> None:
+def test_new_key_must_be_absent_and_session_key_need_not() -> None:
     lease = opened()
 
     def flags(now: float) -> int:
@@ -94,7 +94,7 @@ def test_a_key_that_is_new_must_be_absent_and_one_of_the_session_need_not() -> N
     assert not (flags(101.0) | flags(105.0)) & kv_pb2.IF_ABSENT
 
 
-def test_the_owner_counts_from_before_it_sent_and_less_than_its_clock_says() -> None:
+def test_owner_counts_from_before_the_send_and_less_than_the_ttl() -> None:
     lease = opened()
     write(lease, 105.0, puts={A: b""})
     assert lease.holds(A, 114.87)
@@ -104,14 +104,14 @@ def test_the_owner_counts_from_before_it_sent_and_less_than_its_clock_says() -> 
 
 
 # docs/protocol.md Q3
-def test_of_a_day_the_owner_leaves_out_more_than_its_clock_can_be_slow_by() -> None:
+def test_owner_subtracts_more_than_its_clock_can_be_slow_in_a_day() -> None:
     lease = SessionLease(b"t", b"id", TTL_S_MAX)
     lease.opened([5, Item(b"", 5, 5, 0, LATE)], 0.0)
     slewed = 0.0005  # the most by which adjtime and NTP change a clock's pace
     assert lease.deadline * (1 + slewed) < TTL_S_MAX, "by true time"
 
 
-def test_an_answer_that_comes_late_takes_no_time_away() -> None:
+def test_late_answer_does_not_shorten_the_lease() -> None:
     lease = opened()
     step = WriteStep(renews=True)
     first, second = lease.batch(step, 101.0), lease.batch(step, 103.0)
@@ -121,7 +121,7 @@ def test_an_answer_that_comes_late_takes_no_time_away() -> None:
     assert expiries(lease.batch(WriteStep(puts={A: b""}), 103.0)) == {A: (LATE + 9, False)}
 
 
-def test_a_key_that_somebody_has_deleted_is_not_held() -> None:
+def test_key_deleted_by_another_client_is_not_held() -> None:
     lease = opened()
     write(lease, 101.0, puts={A: b"", B: b""})
     write(lease, 102.0, A, renews=True)
@@ -129,7 +129,7 @@ def test_a_key_that_somebody_has_deleted_is_not_held() -> None:
     assert lease.holds(B, 102.0)
 
 
-def test_what_is_discarded_is_not_renewed_and_deleted_until_that_is_done() -> None:
+def test_discarded_key_is_deleted_and_not_renewed() -> None:
     lease = opened()
     write(lease, 101.0, puts={A: b""})
     lease.discard(A)
@@ -139,7 +139,7 @@ def test_what_is_discarded_is_not_renewed_and_deleted_until_that_is_done() -> No
     assert not lease.has_discarded
 
 
-def test_a_key_that_was_discarded_may_be_written_again_at_once() -> None:
+def test_discarded_key_can_be_written_again_at_once() -> None:
     lease = opened()
     lease.discard(*(b"{t}/%04d" % number + bytes(300) for number in range(1000)), A)
     batch = lease.batch(WriteStep(puts={A: b""}), 101.0)
@@ -150,7 +150,7 @@ def test_a_key_that_was_discarded_may_be_written_again_at_once() -> None:
     assert lease.has_discarded, "the others come later"
 
 
-def test_a_session_that_was_ended_holds_nothing() -> None:
+def test_ended_session_holds_no_key() -> None:
     lease = opened()
     write(lease, 101.0, puts={A: b""})
     assert asked(lease.closing()) == [(CHECK, lease.key), (DELETE, lease.key), (DELETE, A)]
@@ -159,7 +159,7 @@ def test_a_session_that_was_ended_holds_nothing() -> None:
     assert not lease.holds(A, 101.0)
 
 
-def test_a_session_is_opened_once() -> None:
+def test_session_is_opened_only_once() -> None:
     lease = SessionLease(b"t", b"id")
     with pytest.raises(SessionEnded, match="was not opened"):
         lease.batch(WriteStep(), 0.0)
@@ -173,7 +173,7 @@ def test_a_session_is_opened_once() -> None:
         lease.opening(b"")
 
 
-def test_what_a_session_keeps_is_bounded() -> None:
+def test_session_bounds_its_keys_and_bytes() -> None:
     lease = opened()
     write(lease, 101.0, puts={b"{t}/%d" % number: b"" for number in range(KEYS_MAX)})
     with pytest.raises(SessionFull, match="at most 256 keys in a session, got 257"):
@@ -182,7 +182,7 @@ def test_what_a_session_keeps_is_bounded() -> None:
     assert len(lease._discarded) == DISCARDED_MAX
 
 
-def test_a_key_that_another_thread_has_deleted_just_now_is_discarded_as_well() -> None:
+def test_key_deleted_by_another_thread_is_discarded() -> None:
     """The one that renews, between a look at the oldest of too many and its end."""
 
     class Racing(dict[bytes, None]):
@@ -198,7 +198,7 @@ def test_a_key_that_another_thread_has_deleted_just_now_is_discarded_as_well() -
     assert len(lease._discarded) == DISCARDED_MAX
 
 
-def test_what_is_large_is_written_at_any_time_between_renewals() -> None:
+def test_large_write_is_accepted_at_any_time_between_renewals() -> None:
     """The value of a queue's item, by a session with many keys."""
     lease = opened()
     write(lease, 100.0, puts={b"{t}/%d" % number + bytes(1000): b"" for number in range(KEYS_MAX)})
@@ -209,7 +209,7 @@ def test_what_is_large_is_written_at_any_time_between_renewals() -> None:
     assert (EXPIRE, lease.key) in asked(lease.batch(WriteStep(more=(operations.put(A, b""),)), 103.0))
 
 
-def test_a_session_says_how_much_it_keeps_and_how_much_it_may() -> None:
+def test_full_session_reports_its_size_and_the_limit() -> None:
     """Each renewal writes all of it: what one batch and one entry of the log cannot have is refused before it is
     there, else the session would end at its next renewal."""
     lease = opened()
@@ -223,7 +223,7 @@ def test_a_session_says_how_much_it_keeps_and_how_much_it_may() -> None:
         assert sum(len(each.key) + len(each.value) for each in batch.operations) <= BATCH_BYTES_MAX
 
 
-def test_a_write_leaves_time_for_a_renewal_behind_it() -> None:
+def test_write_leaves_time_for_a_renewal() -> None:
     lease = opened()
     young, due = lease.batch(WriteStep(drops=(A,)), 101.0), lease.batch(WriteStep(drops=(A,)), 102.0)
     assert lease.call_s(young, 101.0, inf) == 4.0
@@ -232,14 +232,14 @@ def test_a_write_leaves_time_for_a_renewal_behind_it() -> None:
     assert lease.call_s(due, 102.0, 90.0) == CALL_S_MIN
 
 
-def test_no_name_begins_with_another() -> None:
+def test_no_name_is_a_prefix_of_another() -> None:
     lease = opened()
     names = [lease.new_name() for _ in range(100)]
     assert [(a, b) for a in names for b in names if a != b and b.startswith(a)] == []
 
 
 @pytest.mark.parametrize("tag", [b"", b"a{b", b"a}"])
-def test_a_tag_is_one(tag: bytes) -> None:
+def test_tag_without_braces_is_required(tag: bytes) -> None:
     with pytest.raises(InvalidRequest, match="without braces"):
         SessionLease(tag, b"id")
 
@@ -256,11 +256,11 @@ def test_a_tag_is_one(tag: bytes) -> None:
         (10.0, float("nan")),
     ],
 )
-def test_times_are_possible(ttl_s: float, grace_s: float) -> None:
+def test_times_out_of_range_are_refused(ttl_s: float, grace_s: float) -> None:
     with pytest.raises(InvalidRequest, match="expected a ttl"):
         SessionLease(b"t", b"id", ttl_s, grace_s)
 
 
-def test_a_name_has_no_slash() -> None:
+def test_name_with_a_slash_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="without a slash"):
         opened().path(b"lock", b"a/b", b"")

@@ -30,7 +30,7 @@ def line(*places: tuple[bytes, int, bytes]) -> dict[bytes, Item]:
     return {key: Item(mode, 90 + created, created, 0, 0) for key, created, mode in places}
 
 
-def test_the_order_is_that_in_which_the_store_has_made_the_keys() -> None:
+def test_line_is_in_the_order_of_key_creation() -> None:
     found = line((b"a", 3, EXCLUSIVE), (b"b", 1, EXCLUSIVE), (b"c", 2, EXCLUSIVE))
     assert in_front(found, b"b", EXCLUSIVE) is None
     assert in_front(found, b"c", EXCLUSIVE) == b"b"
@@ -38,12 +38,12 @@ def test_the_order_is_that_in_which_the_store_has_made_the_keys() -> None:
     assert first_of(found) == LockKey(b"b", 1)
 
 
-def test_readers_wait_for_the_last_writer_in_front_and_writers_for_everybody() -> None:
+def test_readers_wait_for_the_last_writer_and_writers_for_all() -> None:
     found = line((b"a", 1, SHARED), (b"b", 2, EXCLUSIVE), (b"c", 3, SHARED), (b"d", 4, SHARED), (b"e", 5, EXCLUSIVE))
     assert [in_front(found, key, item.value) for key, item in found.items()] == [None, b"a", b"b", b"b", b"d"]
 
 
-def test_who_is_not_in_the_line_holds_nothing() -> None:
+def test_key_that_is_not_in_the_line_holds_nothing() -> None:
     with pytest.raises(SessionEnded):
         in_front(line((b"a", 1, EXCLUSIVE)), b"b", EXCLUSIVE)
 
@@ -59,7 +59,7 @@ def begun() -> tuple[SessionLease, Any, bytes]:
     return lease, recipe, key
 
 
-def test_after_the_one_in_front_has_gone_the_line_is_read_again() -> None:
+def test_line_is_read_again_after_the_key_in_front_has_gone() -> None:
     _, recipe, key = begun()
     assert recipe.send([5]) == FindStep(PREFIX)
     waited = recipe.send(line((b"holder", 1, EXCLUSIVE), (b"waiter", 2, EXCLUSIVE), (key, 5, EXCLUSIVE)))
@@ -80,7 +80,7 @@ def test_after_the_one_in_front_has_gone_the_line_is_read_again() -> None:
 
 # docs/protocol.md Q4
 @pytest.mark.parametrize("is_there", [True, False])
-def test_after_a_release_of_the_one_in_front_the_line_is_not_read(is_there: bool) -> None:
+def test_line_is_not_read_after_a_release_of_the_key_in_front(is_there: bool) -> None:
     """Behind ten thousand it would take half a second. One's own place must be there still."""
     _, recipe, key = begun()
     recipe.send([5])
@@ -96,7 +96,7 @@ def test_after_a_release_of_the_one_in_front_the_line_is_not_read(is_there: bool
 
 
 @pytest.mark.parametrize("error", [NotInTime("late"), OutcomeUnknown("lost")])
-def test_who_gives_up_leaves_nothing_in_the_line(error: Exception) -> None:
+def test_caller_that_times_out_leaves_no_key_in_the_line(error: Exception) -> None:
     lease, recipe, key = begun()
     recipe.send([5])
     with pytest.raises(type(error)):
@@ -104,13 +104,13 @@ def test_who_gives_up_leaves_nothing_in_the_line(error: Exception) -> None:
     assert key in lease._discarded
 
 
-def test_who_is_cancelled_before_the_answer_leaves_nothing_in_the_line() -> None:
+def test_cancelled_caller_leaves_no_key_in_the_line() -> None:
     lease, recipe, key = begun()
     recipe.close()
     assert key in lease._discarded
 
 
-def test_a_release_says_whether_it_was_held_until_then() -> None:
+def test_release_returns_whether_the_lock_was_held() -> None:
     lease = SessionLease(b"t", b"id")
     lease.opened([1, Item(b"", 1, 1, 0, 0)], 0.0)
     assert list(release(lease, PREFIX, LockKey(b"k", 1), EXCLUSIVE)) == [], "lost before: nothing is asked"
@@ -125,7 +125,7 @@ def test_a_release_says_whether_it_was_held_until_then() -> None:
         assert end.value.value is (error is None)
 
 
-def test_a_holder_that_wanted_to_write_says_that_it_has_released_and_readers_do_not() -> None:
+def test_exclusive_holder_leaves_a_release_note_and_readers_do_not() -> None:
     """Other readers may hold it still."""
     lease = SessionLease(b"t", b"id")
     for mode, told in ((EXCLUSIVE, [(b"k", b""), (TURN, b"7")]), (SHARED, [(b"k", b"")])):
@@ -138,7 +138,7 @@ def test_a_holder_that_wanted_to_write_says_that_it_has_released_and_readers_do_
         recipe.close()
 
 
-def test_who_has_released_is_said_beside_the_line_and_not_in_it() -> None:
+def test_release_note_is_beside_the_line() -> None:
     """Else it would count as a place."""
     assert release_note_of(PREFIX) == TURN
     assert not TURN.startswith(PREFIX)

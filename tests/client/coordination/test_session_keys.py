@@ -33,7 +33,7 @@ def result(recipe: Recipe[Any], answer: Any) -> Any:
     return end.value.value
 
 
-def test_a_name_that_another_session_has_is_left_to_it(lease: SessionLease) -> None:
+def test_name_of_another_session_is_not_taken(lease: SessionLease) -> None:
     recipe = put(lease, b"worker", b"mine", waits=False)
     assert next(recipe) == WriteStep(puts={KEY: b"mine"})
     with pytest.raises(NameTaken, match=r"worker.*does not belong to this session"):
@@ -41,7 +41,7 @@ def test_a_name_that_another_session_has_is_left_to_it(lease: SessionLease) -> N
     assert not lease.has_discarded, "else the other one's would be deleted"
 
 
-def test_who_waits_for_a_name_has_it_once_it_is_free(lease: SessionLease) -> None:
+def test_waiter_gets_the_name_when_it_is_free(lease: SessionLease) -> None:
     recipe = put(lease, b"worker", b"mine", waits=True)
     next(recipe)
     waited = recipe.throw(ConditionFailed(7))
@@ -54,7 +54,7 @@ def test_who_waits_for_a_name_has_it_once_it_is_free(lease: SessionLease) -> Non
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown("lost"), NotInTime("late")])
-def test_a_name_of_unknown_outcome_is_neither_kept_nor_deleted(lease: SessionLease, error: Exception) -> None:
+def test_name_of_unknown_outcome_is_neither_kept_nor_deleted(lease: SessionLease, error: Exception) -> None:
     """It may be another session's, or become so."""
     recipe = put(lease, b"worker", b"mine", waits=False)
     next(recipe)
@@ -64,7 +64,7 @@ def test_a_name_of_unknown_outcome_is_neither_kept_nor_deleted(lease: SessionLea
     assert KEY not in lease.keys
 
 
-def test_what_is_not_the_sessions_it_does_not_delete(lease: SessionLease) -> None:
+def test_session_does_not_delete_keys_of_others(lease: SessionLease) -> None:
     assert list(delete(lease, KEY)) == []
     for error, is_kept in ((Unavailable("away"), True), (OutcomeUnknown("lost"), False)):
         lease.keys[KEY] = 1
@@ -76,7 +76,7 @@ def test_what_is_not_the_sessions_it_does_not_delete(lease: SessionLease) -> Non
         assert not lease.has_discarded, "by then it may be another session's"
 
 
-def test_a_membership_of_unknown_outcome_is_taken_back(lease: SessionLease) -> None:
+def test_membership_of_unknown_outcome_is_discarded(lease: SessionLease) -> None:
     """Its key has the session's id: it is nobody else's."""
     recipe = join(lease, b"{t}/member/g/", b"1")
     next(recipe)
@@ -85,7 +85,7 @@ def test_a_membership_of_unknown_outcome_is_taken_back(lease: SessionLease) -> N
     assert lease.has_discarded
 
 
-def test_a_party_that_was_started_again_counts_once(lease: SessionLease) -> None:
+def test_restarted_party_counts_once(lease: SessionLease) -> None:
     recipe = pass_barrier(lease, BARRIER, 2, b"worker-7")
     assert next(recipe) == WriteStep(puts={BARRIER + b"at-id": b"worker-7"}, is_given_up=True)
     waited = recipe.send([5])
@@ -102,12 +102,12 @@ def test_a_party_that_was_started_again_counts_once(lease: SessionLease) -> None
 
 
 @pytest.mark.parametrize(("parties", "party"), [(0, b"a"), (1, b"")])
-def test_parties_have_a_count_and_a_name(lease: SessionLease, parties: int, party: bytes) -> None:
+def test_barrier_needs_a_count_and_a_party_name(lease: SessionLease, parties: int, party: bytes) -> None:
     with pytest.raises(InvalidRequest, match="1 party or more and the name"):
         next(pass_barrier(lease, BARRIER, parties, party))
 
 
-def test_members_have_changed_if_one_says_something_else() -> None:
+def test_members_change_when_a_value_changes() -> None:
     waited = next(changed(BARRIER, {b"a": b"1"}))
     assert isinstance(waited, AwaitStep)
     assert not waited.is_met(found(a=b"1"))

@@ -23,29 +23,29 @@ def deleted(key: bytes, sequence: int) -> Change:
 
 # docs/protocol.md Q4
 @pytest.mark.parametrize("find", [KEYS, VALUES])
-def test_a_renewal_is_no_news(find: FindStep) -> None:
+def test_renewal_wakes_nobody(find: FindStep) -> None:
     assert not is_news(find, HAD, written(b"p/a", 30, 10))
 
 
-def test_a_renewal_of_a_key_that_was_not_among_the_first_is_no_news() -> None:
+def test_renewal_of_a_key_beyond_the_limit_wakes_nobody() -> None:
     assert not is_news(KEYS, HAD, written(b"p/z", 30, 10))
 
 
 @pytest.mark.parametrize("find", [KEYS, VALUES])
-def test_keys_that_come_and_go_are_news(find: FindStep) -> None:
+def test_created_and_deleted_keys_wake_the_waiter(find: FindStep) -> None:
     assert is_news(find, HAD, written(b"p/b", 30, 30))
     assert is_news(find, HAD, deleted(b"p/a", 30))
     assert is_news(find, HAD, written(b"p/a", 30, 30)), "it went and came again"
 
 
 @pytest.mark.parametrize("find", [KEYS, VALUES])
-def test_what_was_there_at_the_last_look_is_no_news(find: FindStep) -> None:
+def test_change_that_was_read_already_wakes_nobody(find: FindStep) -> None:
     assert not is_news(find, HAD, written(b"p/a", 10, 10))
     assert not is_news(find, HAD, deleted(b"p/a", 5)), "it has come again since"
     assert not is_news(find, HAD, deleted(b"p/b", 30))
 
 
-def test_another_value_is_news_to_who_reads_values() -> None:
+def test_changed_value_wakes_readers_of_values() -> None:
     change = written(b"p/a", 30, 10, b"2")
     assert is_news(VALUES, HAD, change)
     assert not is_news(KEYS, HAD, change)
@@ -63,5 +63,5 @@ def test_another_value_is_news_to_who_reads_values() -> None:
         (ConditionFailed(1), WriteStep(), False),
     ],
 )
-def test_unknown_is_never_told_as_late_if_something_of_it_is_kept(error: StoreError, step: Step, late: bool) -> None:
+def test_unknown_outcome_is_not_late_when_something_is_kept(error: StoreError, step: Step, late: bool) -> None:
     assert is_late(error, step) is late

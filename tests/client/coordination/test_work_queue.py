@@ -37,11 +37,11 @@ def asked(write: object) -> list[tuple[int, bytes]]:
     return [(each.code, each.key.removeprefix(PREFIX)) for each in write.more]
 
 
-def test_an_item_that_is_claimed_is_not_free() -> None:
+def test_claimed_item_is_not_free() -> None:
     assert free_ones(queue(b"claim-01", b"item-01", b"item-02", b"tickets"), PREFIX) == [b"02"]
 
 
-def test_an_item_is_claimed_if_it_is_there_and_nobody_has_it() -> None:
+def test_item_is_claimed_if_it_exists_and_is_free() -> None:
     recipe = take(PREFIX)
     assert next(recipe) == FindStep(PREFIX, LOOKED_AT_FIRST, keys_only=True)
     waited = recipe.send(queue(b"claim-01", b"item-01"))
@@ -65,7 +65,7 @@ def test_an_item_is_claimed_if_it_is_there_and_nobody_has_it() -> None:
     assert end.value.value == Taken(b"02", b"v", 9, 4)
 
 
-def test_who_finds_all_of_them_claimed_meanwhile_waits_again() -> None:
+def test_taker_waits_again_when_all_items_were_claimed_meanwhile() -> None:
     recipe = take(PREFIX)
     next(recipe)
     recipe.send(queue(b"item-01"))
@@ -73,7 +73,7 @@ def test_who_finds_all_of_them_claimed_meanwhile_waits_again() -> None:
     assert isinstance(recipe.send(queue(b"claim-01", b"item-01")), AwaitStep)
 
 
-def test_few_keys_are_looked_at_unless_they_are_all_claims() -> None:
+def test_taker_reads_few_keys_unless_all_are_claims() -> None:
     recipe = take(PREFIX)
     looked_at = LOOKED_AT_FIRST
     step = next(recipe)
@@ -85,7 +85,7 @@ def test_few_keys_are_looked_at_unless_they_are_all_claims() -> None:
     assert step.find.limit == LOOKED_AT
 
 
-def test_an_item_goes_with_its_claim_and_only_by_whoever_has_it() -> None:
+def test_finished_item_is_deleted_with_its_claim_by_its_holder_only() -> None:
     lease = SessionLease(b"t", b"id")
     with pytest.raises(SessionEnded):
         next(done(lease, PREFIX, TAKEN))
@@ -102,7 +102,7 @@ def test_an_item_goes_with_its_claim_and_only_by_whoever_has_it() -> None:
 # docs/protocol.md Q6
 @pytest.mark.parametrize("let_go", [give_back, done])
 @pytest.mark.parametrize(("error", "is_kept"), [(OutcomeUnknown("lost"), False), (Unavailable("away"), True)])
-def test_a_claim_that_may_be_gone_is_neither_kept_nor_deleted(
+def test_claim_of_unknown_outcome_is_neither_kept_nor_deleted(
     let_go: Callable[[SessionLease, bytes, Taken], Recipe[None]], error: StoreError, is_kept: bool
 ) -> None:
     """By then it may be another session's: its name is the item's."""
@@ -148,7 +148,7 @@ def waiting(*names: bytes) -> Callable[..., bool]:
 
 
 # docs/protocol.md Q6
-def test_who_waits_is_woken_once_for_an_item_that_another_one_takes_and_finishes() -> None:
+def test_waiter_wakes_once_for_an_item_that_another_takes_and_finishes() -> None:
     """Else a hundred who wait read the queue, each some times, for each item of one of them."""
     woken = waiting(b"tickets")
     changes = [
@@ -164,7 +164,7 @@ def test_who_waits_is_woken_once_for_an_item_that_another_one_takes_and_finishes
     assert [change[0] for change in changes if woken(*change)] == [b"item-01"]
 
 
-def test_who_waits_is_woken_when_an_item_is_given_back_that_was_taken_after_the_last_look() -> None:
+def test_waiter_wakes_when_an_item_taken_after_its_read_is_given_back() -> None:
     woken = waiting(b"item-02", b"claim-02", b"tickets")
     assert not woken(b"item-02", 1, 1), "it was seen"
     assert not woken(b"claim-01", 13, 13)
@@ -177,7 +177,7 @@ def test_who_waits_is_woken_when_an_item_is_given_back_that_was_taken_after_the_
 
 # docs/protocol.md Q6
 @pytest.mark.parametrize("is_taken_over", [False, True])
-def test_who_waits_is_woken_for_an_item_of_a_ticket_that_another_one_had(*, is_taken_over: bool) -> None:
+def test_waiter_wakes_for_an_item_with_a_reused_ticket(*, is_taken_over: bool) -> None:
     """Tickets begin again where an operator has emptied the queue. Who has seen that would sleep for ever."""
     woken = waiting(b"claim-01", b"item-01", b"tickets")
     assert not woken(b"item-01", 10)
@@ -190,7 +190,7 @@ def test_who_waits_is_woken_for_an_item_of_a_ticket_that_another_one_had(*, is_t
     assert woken(b"claim-01", 15), "its session has ended, and the item is there"
 
 
-def test_who_has_seen_claims_alone_is_woken_by_each_that_goes() -> None:
+def test_waiter_that_saw_only_claims_wakes_for_each_deleted_one() -> None:
     """Behind them there may be items that nobody has."""
     woken = waiting(*(b"claim-%04d" % number for number in range(LOOKED_AT)))
     assert not woken(b"item-0001", 20)

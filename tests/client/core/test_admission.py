@@ -23,7 +23,7 @@ from tests.client.serving import serving
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
-async def test_callers_who_wait_are_not_woken_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_callers_are_not_woken_needlessly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else many at once cost the square of their number, and are refused by the time that this takes."""
     count, tried = 5 * IN_FLIGHT_MAX, 0
     begin = Numbering.begin
@@ -42,7 +42,7 @@ async def test_callers_who_wait_are_not_woken_for_nothing(monkeypatch: pytest.Mo
         assert client._engine._waiting == {}
 
 
-async def test_who_stops_waiting_keeps_no_room() -> None:
+async def test_caller_that_stops_waiting_keeps_no_slot() -> None:
     engine = AsyncEngine(library_env("test"), ClientConfig(endpoints=("127.0.0.1:1",)))
     numbering = engine._numberings["p1"]
     under_way = [operations.get(b"k") for _ in range(IN_FLIGHT_MAX)]
@@ -120,7 +120,7 @@ def threads() -> Iterator[Threads]:
         made.close()
 
 
-def test_threads_that_wait_are_woken_one_by_one_in_the_order_of_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_threads_wake_one_by_one_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, tried = Numbering.begin, 0
 
     def counted(self: Numbering, operation: ClientOperation) -> bool:
@@ -139,14 +139,14 @@ def test_threads_that_wait_are_woken_one_by_one_in_the_order_of_coming(monkeypat
         assert tried <= 3 * 20
 
 
-def test_threads_that_wait_hear_of_it_when_the_client_is_closed() -> None:
+def test_waiting_threads_are_notified_when_the_client_closes() -> None:
     with threads() as callers:
         callers.come(10 * PATIENCE_S)
         callers.come(10 * PATIENCE_S)
     assert [type(each) for each in callers.failures] == [InvalidRequest] * 2
 
 
-def test_a_thread_whose_time_is_over_keeps_no_room() -> None:
+def test_thread_past_its_deadline_keeps_no_slot() -> None:
     with threads() as callers:
         callers.come(0.0)
         wait_until_blocking(lambda: callers.failures)

@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return addresses
 
 
-def test_values_for_which_one_message_has_no_room_are_asked_for_together_again(asked: list[str]) -> None:
+def test_values_too_large_for_one_message_are_requested_again_together(asked: list[str]) -> None:
     with serving_in_a_thread(ModelCluster(1, 1)) as servers, Client(servers.patient_url) as client:
         for key in KEYS:
             client.put(key, bytes(100_000))
@@ -47,7 +47,7 @@ def test_values_for_which_one_message_has_no_room_are_asked_for_together_again(a
         assert asked == []
 
 
-def test_they_have_their_time_from_the_last_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_reads_have_their_time_from_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_in_a_thread(ModelCluster(1, 1)) as servers, Client(servers.patient_url) as client:
         for key in KEYS:
             client.put(key, bytes(100_000))
@@ -69,7 +69,7 @@ def test_they_have_their_time_from_the_last_answer_on(monkeypatch: pytest.Monkey
         assert min(left) > 0
 
 
-def test_what_has_failed_together_asks_for_one_topology(asked: list[str]) -> None:
+def test_operations_that_fail_together_request_one_topology(asked: list[str]) -> None:
     cluster = ModelCluster(1, 1)
     with serving_in_a_thread(cluster) as servers, Client(servers.patient_url) as client:
         refused = set[bytes]()
@@ -89,7 +89,7 @@ def test_what_has_failed_together_asks_for_one_topology(asked: list[str]) -> Non
 
 
 @pytest.mark.parametrize("call", ["put_many", "count"])
-def test_what_a_server_refuses_that_has_too_much_to_do_keeps_its_time(
+def test_operation_refused_by_an_overloaded_server_keeps_its_deadline(
     monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """It would be sent again and again without a pause, by all its clients, as long as one is done each time."""

@@ -75,7 +75,7 @@ def refusal_of(call: Callable[[], object]) -> str:
         return str(error)
 
 
-def test_a_client_refuses_calls_in_a_child_though_a_thread_of_the_parent_holds_its_locks() -> None:
+def test_client_refuses_calls_in_a_child_when_the_parent_held_its_locks() -> None:
     engine = BlockingEngine(library_env("test"), CONFIG)
     engine.seen.learn(topology_message(ModelCluster().servers[0].topology))
     engine._links = dict.fromkeys(engine.routing.everybody(CONFIG.endpoints), Parents())  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_a_client_refuses_calls_in_a_child_though_a_thread_of_the_parent_holds_i
     assert not engine.is_closed
 
 
-async def test_an_async_client_refuses_calls_in_a_child_and_sends_nothing_on_the_parents_connections() -> None:
+async def test_async_client_refuses_calls_in_a_child_and_sends_nothing() -> None:
     engine = AsyncEngine(library_env("test"), CONFIG)
     engine.seen.learn(topology_message(ModelCluster().servers[0].topology))
     engine.links.direct = dict.fromkeys(engine.routing.partitions, Parents())  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ async def test_an_async_client_refuses_calls_in_a_child_and_sends_nothing_on_the
 
 
 @pytest.mark.parametrize("kind", [BlockingEngine, AsyncEngine])
-async def test_connections_of_the_parents_are_held_in_a_child_of_a_child_and_by_who_has_no_client_any_more(
+async def test_parents_connections_stay_referenced_in_all_descendants(
     kind: type[Any],
 ) -> None:
     """gRPC ends those that nobody holds, or waits for threads that are not here."""
@@ -149,7 +149,7 @@ def watch_of(kind: type[Any], **more: Any) -> Any:
     return watch
 
 
-def test_a_watch_of_the_parents_is_refused_in_a_child_and_ends_there_without_its_channel() -> None:
+def test_parents_watch_is_refused_in_a_child_and_collected_there() -> None:
     watch = watch_of(Watch)
 
     def tries() -> str:
@@ -162,7 +162,7 @@ def test_a_watch_of_the_parents_is_refused_in_a_child_and_ends_there_without_its
     assert next(watch).key == b"k", "the parent goes on"
 
 
-async def test_so_is_one_on_asyncio() -> None:
+async def test_parents_asyncio_watch_is_refused_in_a_child() -> None:
     watch = watch_of(AsyncWatch)
 
     def tries() -> str:
@@ -182,7 +182,7 @@ async def test_so_is_one_on_asyncio() -> None:
     assert (await anext(watch)).key == b"k"
 
 
-def test_a_client_of_the_parents_begins_no_watch_in_a_child_and_a_reader_of_the_feed_reads_nothing() -> None:
+def test_parents_client_and_feed_reader_are_refused_in_a_child() -> None:
     client = Client(CONFIG)
     client._engine = BlockingEngine(library_env("test"), CONFIG)
     feed = FeedReader(CONFIG)
@@ -199,7 +199,7 @@ def test_a_client_of_the_parents_begins_no_watch_in_a_child_and_a_reader_of_the_
     assert list(feed._open.values()) == [parents]
 
 
-def test_no_lock_is_held_in_a_child_and_no_session_alive_whatever_locks_the_parent_holds() -> None:
+def test_child_holds_no_lock_and_no_session_of_the_parent() -> None:
     """Only the parent hears that it is released. The child may not wait for what a thread of the parent's holds."""
     store = driving.BlockingClient()
     store.created.clear()
@@ -218,7 +218,7 @@ def test_no_lock_is_held_in_a_child_and_no_session_alive_whatever_locks_the_pare
         assert not session.lost.is_set()
 
 
-async def test_the_same_on_asyncio() -> None:
+async def test_asyncio_child_holds_no_lock_and_no_session_of_the_parent() -> None:
     store = driving.Store()
     store.created.clear()
     async with AsyncSession(driving.AsyncClient(store), b"t") as session:  # type: ignore[arg-type]

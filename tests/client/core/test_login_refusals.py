@@ -17,14 +17,14 @@ from kvstore.errors import NotAuthenticated, Unavailable
 REMOVED, NOBODY = NotAuthenticated("user acme was removed"), NotAuthenticated("no such user")
 
 
-def test_the_reason_is_that_of_the_server_which_served_the_user_until_then() -> None:
+def test_error_is_that_of_the_server_that_served_the_user_before() -> None:
     refusals, addresses = LoginRefusals(), ("a", "b")
     assert isinstance(refusals.judge("b", REMOVED, addresses), Unavailable)
     assert isinstance(refusals.judge("b", NOBODY, addresses), Unavailable)
     assert refusals.judge("a", NOBODY, addresses) is REMOVED
 
 
-def test_a_server_that_answers_meanwhile_has_no_reason_any_more() -> None:
+def test_server_that_answers_again_has_no_login_error() -> None:
     refusals, addresses = LoginRefusals(), ("a", "b")
     refusals.record("a", REMOVED)
     refusals.record("a", None)
@@ -32,7 +32,7 @@ def test_a_server_that_answers_meanwhile_has_no_reason_any_more() -> None:
     assert refusals.judge("a", NOBODY, addresses) is NOBODY
 
 
-def test_what_is_said_of_a_login_that_was_good_is_final_only_when_a_new_connection_hears_it_too() -> None:
+def test_refusal_of_a_served_login_is_final_only_on_a_new_connection() -> None:
     refusals, addresses = LoginRefusals(), ("a",)
     assert isinstance(refusals.judge("a", REMOVED, addresses, has_served=True), Unavailable)
     assert isinstance(refusals.of_all(NoServerReachable(), addresses, is_late=False), NoServerReachable)
@@ -42,7 +42,7 @@ def test_what_is_said_of_a_login_that_was_good_is_final_only_when_a_new_connecti
     assert isinstance(refusals.judge("a", NOBODY, addresses, has_served=True), Unavailable)
 
 
-def test_asyncio_callers_get_an_error_of_their_own_and_what_servers_said_last() -> None:
+def test_asyncio_callers_get_their_own_copy_of_the_last_error() -> None:
     """Whoever raises one that is kept has it keep his frames, and all of those who caught it before."""
     nothing: Any = None
     config = ClientConfig(endpoints=("a",))

@@ -38,7 +38,7 @@ def away(error: Exception, open_channel: Callable[..., Any]) -> Callable[..., An
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_call_waits_for_a_connection_that_cannot_be_made_yet(
+def test_call_waits_for_a_connection_that_cannot_be_opened_yet(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     with serving_in_a_thread(ModelCluster(1, 1)) as servers, Client(servers.patient_url) as client:
@@ -51,7 +51,9 @@ def test_a_call_waits_for_a_connection_that_cannot_be_made_yet(
 
 
 @pytest.mark.parametrize("error", ERRORS)
-async def test_the_same_on_asyncio(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_asyncio_call_waits_for_a_connection_that_cannot_be_opened_yet(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     async with serving(ModelCluster(1, 1)) as servers, AsyncClient(servers.patient_url) as client:
         assert client._engine is not None
         monkeypatch.setattr(aio_link, "aio_opener", away(error, aio_link.aio_opener))
@@ -61,7 +63,7 @@ async def test_the_same_on_asyncio(monkeypatch: pytest.MonkeyPatch, error: Excep
 
 
 @pytest.mark.parametrize("error", ERRORS)
-async def test_a_watch_goes_on_at_the_next_server(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_watch_continues_at_the_next_server(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
@@ -82,7 +84,7 @@ async def test_a_watch_goes_on_at_the_next_server(monkeypatch: pytest.MonkeyPatc
     assert len(asked) > 1
 
 
-def test_whoever_opens_a_client_is_told_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_a_client_reports_unusable_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_USER", "ann")
     with pytest.raises(ConfigError), Client("kv://127.0.0.1:1"):
         pass

@@ -114,7 +114,7 @@ class HeldSink:
 
 
 @pytest.mark.usefixtures("loggers")
-def test_flush_under_the_lock_of_the_handler_waits_for_no_report_of_dropped_lines(
+def test_flush_under_the_handlers_lock_does_not_deadlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_writer, "LINES_MAX", 1)
@@ -152,7 +152,7 @@ def test_log_writer_survives_a_sink_that_is_closed(tmp_path: Path) -> None:
     writer.close()
 
 
-async def test_audit_line_fails_when_its_file_takes_no_line() -> None:
+async def test_audit_line_fails_when_its_file_cannot_be_written() -> None:
     writer = LogWriter()
     handler = QueuedHandler(writer, ClosedSink())
     with pytest.raises(OSError, match="the write of the line failed"):
@@ -201,7 +201,7 @@ sink.write("after")
 """
 
 
-def test_file_of_lines_holds_no_part_of_a_line_that_the_disk_did_not_take(tmp_path: Path) -> None:
+def test_rotated_file_holds_no_partial_line_after_a_failed_write(tmp_path: Path) -> None:
     """The next line was appended to the part: neither could be read, and the audit log lacked both."""
     path = tmp_path / "n1.audit.jsonl"
     command = [sys.executable, "-c", FILLING, str(path)]
@@ -264,7 +264,7 @@ print("goes on", flush=True)
 """
 
 
-def test_exception_that_nobody_catches_blocks_no_thread_when_nobody_reads_the_log() -> None:
+def test_uncaught_exception_blocks_no_thread_when_nobody_reads_the_log() -> None:
     reader, writer = os.pipe()
     program = IGNORING.replace("LINES", "200")
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writer) as process:
@@ -277,7 +277,7 @@ def test_exception_that_nobody_catches_blocks_no_thread_when_nobody_reads_the_lo
         os.close(end)
 
 
-def test_exception_that_nobody_catches_is_logged() -> None:
+def test_uncaught_exception_is_logged() -> None:
     program = IGNORING.replace("LINES", "0")
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "ERROR kvstore.env.log_output ignored an exception: " in ended.stderr

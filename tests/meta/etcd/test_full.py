@@ -57,7 +57,7 @@ async def is_there(store: EtcdStore, name: str) -> bool:
     return True
 
 
-async def test_what_is_said_not_to_be_done_is_not_done(store: EtcdStore) -> None:
+async def test_refused_write_is_not_done_when_etcd_is_full(store: EtcdStore) -> None:
     done: dict[str, BaseException | None] = {}
     for each in range(ROUNDS_MAX):
         done |= await outcomes(store, each * AT_ONCE)
@@ -69,7 +69,7 @@ async def test_what_is_said_not_to_be_done_is_not_done(store: EtcdStore) -> None
     assert {name for name, error in done.items() if error is None} <= there
 
 
-async def test_a_write_that_certainly_was_refused_is_said_so_and_costs_no_connection(store: EtcdStore) -> None:
+async def test_certainly_refused_write_is_reported_and_keeps_the_connection(store: EtcdStore) -> None:
     states: list[SessionState] = []
     store.on_state(states.append)
     for each in range(ROUNDS_MAX):

@@ -49,7 +49,7 @@ KEYS = EtcdKeys("kv")
         (paths.ledger(LedgerId(2**63 - 1)), b"/kv/ledgers/ledgers/9223372036854775807"),
     ],
 )
-def test_each_node_has_the_key_that_the_formats_say(path: str, key: bytes) -> None:
+def test_each_node_has_the_documented_key(path: str, key: bytes) -> None:
     assert (KEYS.key(path), KEYS.path_or_none(key)) == (key, path)
     assert EtcdKeys("").key(path) == key.removeprefix(b"/kv")
     assert EtcdKeys("").path_or_none(key.removeprefix(b"/kv")) == path
@@ -66,20 +66,20 @@ def test_each_node_has_the_key_that_the_formats_say(path: str, key: bytes) -> No
         b"/kv/\xff",
     ],
 )
-def test_what_is_no_nodes_key_is_none(key: bytes) -> None:
+def test_key_of_no_node_is_none(key: bytes) -> None:
     assert KEYS.path_or_none(key) is None
 
 
-def test_sessions_and_counters_have_keys_that_no_path_can_have() -> None:
+def test_sessions_and_counters_have_keys_that_no_path_has() -> None:
     assert KEYS.session(255) == b"/kv//sessions/00000000000000ff"
     assert KEYS.births("/servers") == b"/kv//births/servers"
 
 
-def test_a_prefix_is_the_same_with_slashes_around_it() -> None:
+def test_prefix_ignores_slashes_around_it() -> None:
     assert [EtcdKeys(prefix).key("/a") for prefix in ("", "/", "a/b", "/a/b/")] == [b"/a", b"/a", b"/a/b/a", b"/a/b/a"]
 
 
-def test_a_parent_of_ledgers_finds_its_own_and_no_others() -> None:
+def test_parent_of_ledgers_finds_only_its_own() -> None:
     short, long = "/ledgers/21/4748", "/ledgers/000/0000/0021/4748"
     keys = [KEYS.key(paths.ledger(LedgerId(number))) for number in (2147483646, 2147483647, 2147480000)]
     for path in (short, long):
@@ -90,14 +90,14 @@ def test_a_parent_of_ledgers_finds_its_own_and_no_others() -> None:
     assert [KEYS.child_or_none(long, key) for key in keys] == [None, "L3647", None]
 
 
-def test_a_value_is_the_bytes_that_the_formats_say() -> None:
+def test_value_has_the_documented_bytes() -> None:
     node = TreeNode(b"data", created=7, owner=3, modified_ms=1_700_000_000_000, version=2)
     data = bytes.fromhex("01 00000002 0000000000000007 0000018bcfe56800") + b"data"
     assert values.encode(node) == data
     assert values.decode(KeyValue(key=b"k", value=data, lease=3, mod_revision=9)) == node
 
 
-def test_a_node_that_its_value_has_created_is_of_that_values_revision() -> None:
+def test_node_created_by_its_value_has_that_values_revision() -> None:
     data = values.encode(TreeNode(b"", created=values.OWN_REVISION, owner=0, modified_ms=1))
     assert values.decode(KeyValue(value=data, mod_revision=9)).created == 9
 
@@ -105,12 +105,12 @@ def test_a_node_that_its_value_has_created_is_of_that_values_revision() -> None:
 @pytest.mark.parametrize(
     ("value", "fault"), [(b"\2" + bytes(20), "has format 2"), (b"\1", "expected a header of 21 bytes")]
 )
-def test_a_value_that_is_none_is_refused(value: bytes, fault: str) -> None:
+def test_malformed_value_is_refused(value: bytes, fault: str) -> None:
     with pytest.raises(UndecodableNode, match=fault):
         values.decode(KeyValue(key=b"k", value=value))
 
 
-def test_more_changes_than_etcd_takes_at_once_are_refused_before_they_are_sent() -> None:
+def test_too_many_changes_are_refused_before_they_are_sent() -> None:
     with pytest.raises(
         MetadataError, match="expected at most 128 etcd operations in one call, got 131 for 130 changes"
     ):
@@ -126,7 +126,7 @@ def test_more_changes_than_etcd_takes_at_once_are_refused_before_they_are_sent()
         ("etcd://e:1,f:2/a", Address(MetadataKind.ETCD, ("e:1", "f:2"), "a")),
     ],
 )
-def test_an_address_says_which_kind_of_store_it_is(text: str, found: Address) -> None:
+def test_address_names_the_kind_of_store(text: str, found: Address) -> None:
     assert parse(text) == found
     assert parse(found.connection).hosts == found.hosts
 
@@ -167,7 +167,7 @@ async def followed(link: ScriptedLink, watches: EtcdWatches) -> EtcdSession:
     return session
 
 
-async def test_a_stream_that_ends_is_begun_again_where_it_was() -> None:
+async def test_ended_stream_is_restarted_where_it_was() -> None:
     watches, hint = EtcdWatches(KEYS), Hint()
     watches.add("/a", hint)
     link = ScriptedLink([WatchResponse(created=True), changed("/b", 8)], [changed("/a", 9)])
@@ -177,7 +177,7 @@ async def test_a_stream_that_ends_is_begun_again_where_it_was() -> None:
     await session.close()
 
 
-async def test_after_a_compaction_everybody_reads_and_the_stream_goes_on_from_there() -> None:
+async def test_all_watches_are_called_after_a_compaction() -> None:
     watches, hint = EtcdWatches(KEYS), Hint()
     watches.add("/never-changed", hint)
     link = ScriptedLink(
@@ -189,7 +189,7 @@ async def test_after_a_compaction_everybody_reads_and_the_stream_goes_on_from_th
     await session.close()
 
 
-async def test_a_stream_that_etcd_refuses_ends_the_connection() -> None:
+async def test_refused_stream_ends_the_connection() -> None:
     """Asked for again at once, it would be refused as often as this process can ask."""
     link = ScriptedLink([WatchResponse(canceled=True, cancel_reason="permission denied")], [], [])
     session = await followed(link, EtcdWatches(KEYS))
@@ -201,7 +201,7 @@ async def test_a_stream_that_etcd_refuses_ends_the_connection() -> None:
     ("details", "kind"),
     [("etcdserver: mvcc: database space exceeded", MetadataUnavailable), ("Bandwidth exhausted", MetadataUnknown)],
 )
-async def test_a_refusal_that_etcd_has_not_said_itself_leaves_open_what_became_of_the_call(
+async def test_refusal_that_is_not_etcds_own_leaves_the_outcome_unknown(
     details: str, kind: type[MetadataError]
 ) -> None:
     async def refuse(_: TxnRequest, **_options: Any) -> None:

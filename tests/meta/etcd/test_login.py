@@ -58,13 +58,13 @@ async def opened(process: EtcdProcess, login: MetadataLogin | None, prefix: str 
     return store
 
 
-async def test_a_wrong_password_nobody_and_a_place_of_others_are_refused_at_once(guarded: EtcdProcess) -> None:
+async def test_wrong_password_user_and_prefix_are_refused_at_once(guarded: EtcdProcess) -> None:
     for login, prefix in ((MetadataLogin("kvstore", b"wrong"), "kv"), (None, "kv"), (OURS, "elsewhere")):
         with pytest.raises(MetadataDenied, match="etcd refuses"):
             await opened(guarded, login, prefix)
 
 
-async def test_all_that_a_session_does_it_does_as_its_user(guarded: EtcdProcess) -> None:
+async def test_session_does_everything_as_its_user(guarded: EtcdProcess) -> None:
     store, other = await opened(guarded, OURS), await opened(guarded, OURS)
     try:
         seen = asyncio.Event()
@@ -91,7 +91,7 @@ async def test_all_that_a_session_does_it_does_as_its_user(guarded: EtcdProcess)
         await other.close()
 
 
-async def test_a_token_that_etcd_has_forgotten_is_asked_for_anew_by_the_call_that_learns_of_it(
+async def test_forgotten_token_is_replaced_by_the_call_that_finds_out(
     guarded: EtcdProcess,
 ) -> None:
     store = await opened(guarded, OURS)
@@ -109,7 +109,7 @@ async def test_a_token_that_etcd_has_forgotten_is_asked_for_anew_by_the_call_tha
         await store.close()
 
 
-async def test_a_user_that_loses_its_role_is_told_so_and_comes_back_with_it(guarded: EtcdProcess) -> None:
+async def test_user_that_loses_its_role_gets_an_error_and_recovers_with_it(guarded: EtcdProcess) -> None:
     store = await opened(guarded, OURS)
     try:
         await store.create("/a", b"1")
@@ -128,7 +128,7 @@ async def test_a_user_that_loses_its_role_is_told_so_and_comes_back_with_it(guar
         await store.close()
 
 
-async def test_a_session_goes_on_when_the_server_comes_back_without_its_tokens(guarded: EtcdProcess) -> None:
+async def test_session_continues_when_the_server_restarts_without_tokens(guarded: EtcdProcess) -> None:
     store = await opened(guarded, OURS)
     try:
         await store.create("/a", b"1")

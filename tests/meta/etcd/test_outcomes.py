@@ -31,7 +31,7 @@ def is_serializable(request: TxnRequest) -> bool:
 
 
 @pytest.mark.parametrize("is_as_it_was", [True, False])
-async def test_whether_a_refused_write_is_done_is_asked_of_no_member_that_may_lag(is_as_it_was: bool) -> None:
+async def test_outcome_of_a_refused_write_is_not_read_from_a_lagging_member(is_as_it_was: bool) -> None:
     """One that had not heard of the write said that nothing had changed, so that it was told as not done."""
     store: Any = object.__new__(EtcdStore)
     link: Any = _Link(is_as_it_was=is_as_it_was)

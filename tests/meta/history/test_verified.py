@@ -82,7 +82,7 @@ async def settled(store: VerifiedStore) -> None:
 
 
 # docs/protocol.md B29
-async def test_older_copy_is_refused_before_the_first_call_and_later_copy_is_used(
+async def test_older_copy_is_refused_before_the_first_call_and_later_one_is_used(
     ensemble: Ensemble, tmp_path: Path
 ) -> None:
     inner = ensemble.session()
@@ -203,7 +203,7 @@ class Lagging(LaggingStore):
 
 
 # docs/protocol.md B29
-async def test_server_that_lags_is_not_taken_for_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
+async def test_server_that_lags_is_not_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
     inner = Lagging(ensemble.tree)
     async with opened(inner, tmp_path) as store:
         await store.create("/list", b"0")
@@ -225,7 +225,7 @@ async def test_server_that_lags_is_not_taken_for_an_older_copy(ensemble: Ensembl
 
 
 # docs/protocol.md B29
-async def test_write_of_unknown_outcome_is_not_taken_for_acknowledged(ensemble: Ensemble, tmp_path: Path) -> None:
+async def test_write_of_unknown_outcome_does_not_count_as_acknowledged(ensemble: Ensemble, tmp_path: Path) -> None:
     inner = ensemble.session()
     assert isinstance(inner, FaultyStore)
     async with opened(inner, tmp_path) as store:
@@ -294,7 +294,7 @@ OTHERS = _line(b"another-cluster", b"n1", 9), _line(CLUSTER.encode(), b"n2", 9)
 
 
 @pytest.mark.parametrize("said", [*OTHERS, b"torn", b""])
-async def test_file_of_another_cluster_or_node_says_nothing(ensemble: Ensemble, tmp_path: Path, said: bytes) -> None:
+async def test_file_of_another_cluster_or_node_proves_nothing(ensemble: Ensemble, tmp_path: Path, said: bytes) -> None:
     (tmp_path / FILE).write_bytes(said)
     async with opened(ensemble.session(), tmp_path) as store:
         await store.create("/a")
@@ -302,7 +302,7 @@ async def test_file_of_another_cluster_or_node_says_nothing(ensemble: Ensemble, 
     assert (tmp_path / FILE).read_text().split("\n")[0].split()[:3] == [CLUSTER, "n1", "1"]
 
 
-async def test_metadata_that_stay_as_they_are_cost_no_writes(ensemble: Ensemble, tmp_path: Path) -> None:
+async def test_unchanged_metadata_cost_no_writes(ensemble: Ensemble, tmp_path: Path) -> None:
     inner = ensemble.session()
     assert isinstance(inner, FaultyStore)
     async with opened(inner, tmp_path) as store:
@@ -319,7 +319,7 @@ async def test_metadata_that_stay_as_they_are_cost_no_writes(ensemble: Ensemble,
         assert set(inner.calls) == {"get"}
 
 
-async def test_store_without_the_cluster_is_judged_by_others(ensemble: Ensemble, tmp_path: Path) -> None:
+async def test_store_without_the_cluster_is_judged_by_other_checks(ensemble: Ensemble, tmp_path: Path) -> None:
     """docs/protocol.md G23: a place that was formatted is another cluster, or none, and no copy."""
     async with opened(ensemble.session(), tmp_path) as store:
         await store.create("/a")
@@ -369,7 +369,7 @@ async def test_high_water_is_confirmed_again_after_every_node_was_replaced(
     assert not await ring("x"), "three nodes now"
 
 
-def test_seen_versions_are_bounded_and_know_a_node_made_again() -> None:
+def test_seen_versions_are_bounded_and_recognise_a_recreated_node() -> None:
     seen = SeenVersions(paths_max=2)
     assert seen.note("/a", Stat(5, 10, 0, 0))
     assert not seen.note("/a", Stat(4, 10, 0, 0))

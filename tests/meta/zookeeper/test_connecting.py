@@ -48,7 +48,7 @@ class _Session:
 
 
 @pytest.mark.parametrize("chroot", ["", "/kvstore"])
-async def test_a_connection_that_breaks_while_the_first_node_is_made_leaves_the_event_loop_its_turns(
+async def test_broken_connection_at_the_first_node_does_not_block_the_loop(
     monkeypatch: pytest.MonkeyPatch, chroot: str
 ) -> None:
     """Without one nobody would learn that it is broken, no deadline would end the wait, and no signal the process."""

@@ -38,7 +38,7 @@ def dropped(*_: object) -> None:
     raise AuthFailedError("Connection dropped in SASL") from ConnectionDropped("socket connection broken")
 
 
-def test_a_server_that_goes_away_within_a_login_has_not_refused_it(client: GuardedClient) -> None:
+def test_server_that_goes_away_within_a_login_has_not_refused_it(client: GuardedClient) -> None:
     """A node ended because its ZooKeeper was restarted while the node logged in."""
     for _ in range(3):
         client._authenticate = dropped
@@ -49,7 +49,7 @@ def test_a_server_that_goes_away_within_a_login_has_not_refused_it(client: Guard
         client._authenticate_or_fail("h", 1.0)
 
 
-def test_one_that_drops_each_login_refuses_it(client: GuardedClient) -> None:
+def test_server_that_drops_each_login_refuses_it(client: GuardedClient) -> None:
     client._authenticate = dropped
     for _ in range(LOGIN_ATTEMPTS - 1):
         with pytest.raises(ConnectionDropped):
@@ -58,7 +58,7 @@ def test_one_that_drops_each_login_refuses_it(client: GuardedClient) -> None:
         client._authenticate_or_fail("h", 1.0)
 
 
-def test_a_client_whose_thread_ends_leaves_its_session_unless_that_is_over(client: GuardedClient) -> None:
+def test_client_whose_thread_ends_leaves_its_session_unless_that_is_over(client: GuardedClient) -> None:
     client._session_id, client._session_passwd, client.last_zxid = 7, b"p" * 16, 9
     client._session_callback(KeeperState.CONNECTED)
     client._session_callback(KeeperState.CLOSED)
@@ -76,7 +76,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_the_next_client_goes_on_with_the_session_once_there_is_a_descriptor_for_it(
+async def test_next_client_continues_the_session_once_there_is_a_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where there was none for a moment nobody tried again."""
@@ -106,7 +106,7 @@ async def test_the_next_client_goes_on_with_the_session_once_there_is_a_descript
     await session.close()
 
 
-async def test_a_server_that_never_answers_a_connection_is_asked_again_before_the_session_is_over(
+async def test_server_that_answers_no_connection_is_left_before_the_session_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """ZooKeeper does so while it starts; with one server each session was lost that met that moment."""
@@ -134,14 +134,14 @@ async def test_a_server_that_never_answers_a_connection_is_asked_again_before_th
     assert waited_s[0] + module.RECONNECT_DELAY_MAX_S + module.RECONNECT_JITTER < 0.9 * timeout_s
 
 
-def test_a_host_that_is_off_leaves_some_of_the_sessions_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_is_off_leaves_some_of_the_sessions_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     monkeypatch.setattr(utils, "create_tcp_connection", lambda *_, timeout, **__: asked.append(timeout))
     GuardedClient(lambda *_: None, hosts=NOBODY, timeout=6.0).handler.create_connection(("h", 1), timeout=6.0)
     assert asked == [2.0]
 
 
-async def test_after_a_refused_login_the_next_one_is_not_soon() -> None:
+async def test_next_login_after_a_refused_one_is_delayed() -> None:
     """Its thread ends then, too, and that started the next client at once."""
     session = ZooKeeperSession(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
     loop, delays = session._loop, list[float]()

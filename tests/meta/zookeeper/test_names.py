@@ -17,7 +17,7 @@ HANGING = 5
 """Servers whose names hang: one lookup after the other would take so many times as long as one."""
 
 
-def test_zookeeper_server_whose_name_hangs_keeps_nobody_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_whose_name_hangs_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
 
     def lookup(host: str, family: Any) -> list[str]:

@@ -33,12 +33,12 @@ from kvstore.wal.lists import LedgerLists
         (ValueError("an answer that cannot be decoded"), MetadataUnknown),
     ],
 )
-def test_a_call_is_told_as_refused_only_where_that_is_certain(error: Exception, said: type[MetadataError]) -> None:
+def test_call_is_reported_as_refused_only_when_that_is_certain(error: Exception, said: type[MetadataError]) -> None:
     assert type(_error("/a", error)) is said
     assert str(_error("/a", error)).startswith("/a")
 
 
-async def test_a_transaction_whose_results_are_not_all_there_may_be_done() -> None:
+async def test_transaction_with_missing_results_may_have_been_done() -> None:
     store: Any = object.__new__(ZooKeeperStore)
     store._chroot = ""
 
@@ -51,7 +51,7 @@ async def test_a_transaction_whose_results_are_not_all_there_may_be_done() -> No
 
 
 # docs/protocol.md G12
-async def test_a_list_that_was_written_is_found_though_its_answer_could_not_be_understood() -> None:
+async def test_written_list_is_found_although_its_answer_was_unreadable() -> None:
     """It was told as refused, and the ledger that had just been listed was deleted."""
 
     class Store(MemoryStore):

@@ -77,7 +77,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     secured.process.kill()
 
 
-async def test_a_client_with_a_certificate_works_also_after_a_broken_connection(secured: Secured) -> None:
+async def test_zookeeper_client_with_a_certificate_reconnects(secured: Secured) -> None:
     store = await ZooKeeperStore.connect(secured.address, tls=secured.client())
     try:
         await store.create("/a", bytes(100_000))
@@ -89,7 +89,7 @@ async def test_a_client_with_a_certificate_works_also_after_a_broken_connection(
         await store.close()
 
 
-async def test_each_connection_shows_the_certificate_that_is_in_the_file_then(secured: Secured) -> None:
+async def test_each_connection_uses_the_present_certificate_file(secured: Secured) -> None:
     """So that one is replaced without a restart. One that cannot be used costs the connection, and not the session."""
     store = await ZooKeeperStore.connect(secured.address, tls=secured.client(), session_timeout_s=30)
     try:
@@ -104,17 +104,17 @@ async def test_each_connection_shows_the_certificate_that_is_in_the_file_then(se
         await store.close()
 
 
-async def test_a_client_of_another_authority_is_refused(secured: Secured) -> None:
+async def test_client_of_another_authority_is_refused(secured: Secured) -> None:
     with pytest.raises(MetadataUnavailable):
         await ZooKeeperStore.connect(secured.address, tls=secured.client(trustme.CA()), connect_timeout_s=2)
 
 
-async def test_a_client_without_tls_is_refused(secured: Secured) -> None:
+async def test_client_without_tls_is_refused(secured: Secured) -> None:
     with pytest.raises(MetadataUnavailable):
         await ZooKeeperStore.connect(secured.address, connect_timeout_s=2)
 
 
 @pytest.mark.parametrize("secured", [("another.example",)], indirect=True)
-async def test_a_server_with_another_hosts_certificate_is_refused(secured: Secured) -> None:
+async def test_zookeeper_server_with_another_hosts_certificate_is_refused(secured: Secured) -> None:
     with pytest.raises(MetadataUnavailable):
         await ZooKeeperStore.connect(secured.address, tls=secured.client(), connect_timeout_s=2)

@@ -43,7 +43,7 @@ class Client:
         await asyncio.sleep(0)
 
 
-async def test_a_late_event_of_watches_that_nobody_has_any_more_leaves_those_alone_that_came_later() -> None:
+async def test_late_event_of_dropped_watches_leaves_later_ones_alone() -> None:
     client: Any = Client()
     among: dict[str, RearmedWatch] = {}
     loop = asyncio.get_running_loop()
@@ -60,7 +60,7 @@ async def test_a_late_event_of_watches_that_nobody_has_any_more_leaves_those_alo
     assert among == {PATH: second}, "who is in here is armed again on the next connection"
 
 
-async def test_a_watch_that_the_server_refuses_while_the_connection_stands_is_asked_for_again(
+async def test_watch_refused_on_a_working_connection_is_requested_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server that throttles refuses reads too; and until the next connection nobody would hear of any change."""
@@ -79,7 +79,7 @@ async def test_a_watch_that_the_server_refuses_while_the_connection_stands_is_as
     assert sorted(kind for kind, _ in client.armed) == ["children", "data"]
 
 
-async def test_children_of_a_node_that_is_not_there_are_watched_once_it_is_made(
+async def test_children_of_an_absent_node_are_watched_once_it_is_created(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REARM_S", 0.0)
