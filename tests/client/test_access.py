@@ -1,4 +1,4 @@
-"""Clients of a cluster that asks who they are: both of them, over both of the ways that frames go."""
+"""Clients of a cluster that requires logins: both clients, over both kinds of connections."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ def test_blocking_client_logs_in(threaded: Servers) -> None:
 
 
 def key_led_by(servers: Servers, id: str) -> bytes:
-    """A key of the tenant's that this server leads."""
+    """Return a key of the tenant that this server leads."""
     cluster = servers.cluster
     owned = (b"t/%d" % number for number in range(10_000))
     return next(key for key in owned if cluster.leaders[cluster.ring.partition_of(key)] == id)
 
 
 def test_server_that_does_not_know_the_user_fails_no_call(threaded: Servers) -> None:
-    """Its table is old, or it cannot read it. It is asked first for the topology."""
+    """Its table is old or unreadable. It is asked first for the topology."""
     key, lost = key_led_by(threaded, "n2"), list[object]()
 
     def lose_the_first_answer(op: object, answer: object) -> bool:
@@ -165,7 +165,7 @@ def test_server_that_does_not_know_the_user_fails_no_call(threaded: Servers) -> 
         client.put(key, b"1")
         threaded.cluster.servers[1].intercept = lose_the_first_answer
         client.put(key, b"2")
-        assert len(lost) >= 2, "more often where an answer takes longer than the client waits"
+        assert len(lost) >= 2, "more often if an answer takes longer than the client waits"
     assert threaded.cluster.doubly_applied() == []
 
 
@@ -187,7 +187,7 @@ def test_calls_for_a_leader_that_does_not_know_the_user_are_forwarded(threaded: 
 def test_late_caller_learns_that_the_only_server_rejects_the_login(
     threaded: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("MIN_S", "MAX_S"):  # or one that is away may be tried last, and that is told
+    for name in ("MIN_S", "MAX_S"):  # or a server that is down may be tried last, and its error counts
         monkeypatch.setattr(address_backoff, name, PATIENCE_S)
     with Client(url_of(threaded, "tenant")) as client:
         threaded.access[threaded.cluster.ids[0]].take(table(RemoveUser("tenant")))
@@ -205,7 +205,7 @@ async def test_late_asyncio_caller_learns_that_the_only_server_rejects_the_login
 
 @pytest.fixture
 def password_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of the tenant, as clients without a login of their own have it."""
+    """The tenant's login, as clients without a login of their own get it."""
     file = tmp_path / "password"
     file.write_text("secret")
     monkeypatch.setenv("KVSTORE_USER", "tenant")
@@ -214,7 +214,7 @@ def password_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def replace_login(servers: Servers, file: Path) -> None:
-    """At all servers at once, and in time in the file: as a token's that expires."""
+    """The login is replaced at all servers at once, and in time in the file, like a token that expires."""
     file.write_text("another")
     for each in servers.access.values():
         servers.loop.call_soon_threadsafe(each.take, table(SetPassword("tenant", OTHER_HASH)))

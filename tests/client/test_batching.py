@@ -1,4 +1,4 @@
-"""Operations to frames and answers back, against the server's own half."""
+"""Operations to frames and answers back, checked against the server's own half."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -120,7 +120,7 @@ def messages(outbox: Outbox) -> Iterator[kv_pb2.Answers]:
 
 
 def roundtrip(*results: tuple[ClientOperation, Any, Any]) -> dict[bytes, Any]:
-    """(operation, the server's operation, its result) → what the client makes of the answer, by key."""
+    """From (operation, the server's operation, its result), return the client's results by key."""
     outbox, open_ = Outbox(), {}
     for number, (operation, op, result) in enumerate(results, start=1):
         add(outbox, number, op, result)
@@ -199,7 +199,7 @@ def test_answers_come_with_their_numbers() -> None:
 
 
 def test_reads_with_ambiguous_expiries_are_not_answered() -> None:
-    """Servers of before 0.2.0 joined messages so; what is not answered is asked again, alone."""
+    """Servers before 0.2.0 joined messages that way. Unanswered operations are repeated alone."""
     found = {"found": [1, 2], "values": [b"a", b"b"], "found_versions": [1, 2], "created": [1, 2], "written_ms": [1, 2]}
     assert [number for number, _ in answered(kv_pb2.Answers(absent=[3], expiries_ms=[60_000], **found))] == [3]
     assert [number for number, _ in answered(kv_pb2.Answers(absent=[3], **found))] == [1, 2, 3]

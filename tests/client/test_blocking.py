@@ -1,4 +1,4 @@
-"""Callers who share a link to one server, when one of them closes it or is interrupted, by Ctrl-C or by a timeout of
+"""Callers that share a link to one server, when one of them closes it or is interrupted by Ctrl-C or a timeout of
 gevent."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Execute = Callable[[kv_pb2.Frame], kv_pb2.Answers]
 
 
 class Stub:
-    """A server that is called as the test says, and finds no key."""
+    """A server that the test scripts; by default it finds no key."""
 
     def __init__(self, *calls: Execute) -> None:
         self._calls = list(calls)
@@ -89,7 +89,7 @@ def test_other_callers_send_after_the_sender_was_interrupted() -> None:
 
 def test_caller_behind_an_interrupted_sender_may_retry() -> None:
     def both_wait(frame: kv_pb2.Frame) -> kv_pb2.Answers:
-        """The first one's frame: the two others queue meanwhile."""
+        """The frame of the first caller; the two others queue meanwhile."""
         sends.set()
         for _ in range(3):
             assert queued.acquire(timeout=PATIENCE_S)
@@ -105,7 +105,7 @@ def test_caller_behind_an_interrupted_sender_may_retry() -> None:
     link._pending = Queue()
     with ThreadPoolExecutor(3) as threads:
         told = [threads.submit(link.run, read(), 1)]
-        assert sends.wait(PATIENCE_S), "or its frame would have another's operation too"
+        assert sends.wait(PATIENCE_S), "or its frame would have another caller's operation, too"
         told += [threads.submit(link.run, read(), 1) for _ in range(2)]
         errors = [each.exception(PATIENCE_S) for each in told]
         found = [each.result()[0] for each in told if each.exception() is None]
@@ -130,7 +130,7 @@ def test_impossible_frame_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_begun_operations_end_when_the_next_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its numbering would count it as under way for ever, and be full after some time."""
+    """Otherwise the numbering would count it as in flight forever, and be full after some time."""
     engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=(NOBODY,)))
     engine._read_at = float("inf")
     wanted = [operations.put(b"k", b"v") for _ in range(3)]

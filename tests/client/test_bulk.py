@@ -1,4 +1,4 @@
-"""Bulk loads: every row is written, those of one key in their order, whatever servers and ring do meanwhile."""
+"""Bulk loads: every row is written, rows of one key in order, whatever servers and ring do meanwhile."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ def rows(count: int, *, value: bytes = b"v") -> list[Row]:
 
 
 def stored(servers: Servers) -> dict[bytes, bytes]:
-    """What the owners of keys hold."""
+    """Return the data of the keys' owners."""
     cluster = servers.cluster
     return {
         key: record.value
@@ -47,7 +47,7 @@ def stored(servers: Servers) -> dict[bytes, bytes]:
 
 
 def on_first_writes(servers: Servers, count: int, happens: Any) -> None:
-    """`happens(op)` gives the answer to each of the first `count` writes; None: what the model answers."""
+    """`happens(op)` returns the answer to each of the first `count` writes; None: the model's answer."""
     left = count
 
     def intercept(op: Op, answer: Any) -> bool:
@@ -101,7 +101,7 @@ async def test_existing_keys_can_be_skipped(servers: Servers) -> None:
 
 @pytest.mark.parametrize("if_absent", [False, True])
 async def test_value_of_the_largest_size_is_written(servers: Servers, if_absent: bool) -> None:
-    """It leaves no room for its key in a batch."""
+    """The value leaves no capacity for its key in a batch."""
     async with loader(servers, if_absent=if_absent) as load:
         await load.add([Row(b"large", bytes(1 << 20)), Row(b"large", b"later")])
     assert len(stored(servers)[b"large"]) == (1 << 20 if if_absent else 5)
@@ -142,7 +142,7 @@ async def test_batch_that_a_new_ring_splits_is_written_in_parts(servers: Servers
     cluster = servers.cluster
 
     def half_of_p1_moves(op: Op) -> StoreError:
-        """Once, when the first batch of p1 is on its way."""
+        """Once, when the first batch of p1 is in flight."""
         ring = cluster.ring
         if ring.version == 1 and ring.partition_of(op[1]) == P1:
             tokens = SortedDict(ring.tokens)

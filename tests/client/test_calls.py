@@ -1,4 +1,4 @@
-"""Request ids, and what may be concluded from how attempts end."""
+"""Request ids, and conclusions from the outcomes of attempts."""
 
 import itertools
 from collections.abc import Callable
@@ -162,11 +162,11 @@ def test_reads_and_bytes_in_flight_are_bounded() -> None:
 
 
 def test_future_time_from_a_server_is_not_kept() -> None:
-    """Leaders refuse requests that carry it, for as long as it is ahead."""
+    """Leaders refuse requests with a future time until it is reached."""
     numbering = Numbering(CLIENT)
     numbering.see(3_600_000 + 10_000)
     numbering.see(0)
-    assert a_put(numbering).seen_ms == 3_610_000, "a server that does not know the time tells nothing"
+    assert a_put(numbering).seen_ms == 3_610_000, "a server that does not know the time reports nothing"
     numbering.see(10_000)
     assert a_put(numbering).seen_ms == 10_000
 

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 ENOUGH = 150
-"""Acknowledged writes of each partition, so that a run proves something."""
+"""Acknowledged writes of each partition that a run needs to prove something."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 async def under_load(cluster: Cluster, work: Callable[[Load], Awaitable[None]]) -> None:
-    """Run `work` under load; then two checkers judge what was recorded, and what was acknowledged must be there."""
+    """Run `work` under load. Then two checkers judge the recorded history, and all acknowledged writes must exist."""
     async with AsyncClient(cluster.url) as client:
         load = Load(client)
         load.start()

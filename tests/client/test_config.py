@@ -1,4 +1,4 @@
-"""URLs name a cluster, or say what is wrong with them."""
+"""URLs name a cluster; errors say what is wrong with them."""
 
 import pytest
 

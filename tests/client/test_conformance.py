@@ -1,5 +1,5 @@
-"""What every client does with every cluster: {asyncio, blocking} × {a model behind real doors, the same
-on gRPC alone, real processes}."""
+"""The behaviour of every client with every cluster: {asyncio, blocking} × {a model behind real endpoints, the same with
+gRPC only, real processes}."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -33,8 +33,8 @@ def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["model", "grpc", pytest.param("cluster", marks=pytest.mark.cluster)])
 def world(request: pytest.FixtureRequest) -> str:
-    """What there is: a model, the same without Redis ports, or the address of a real cluster. Starting that one needs a
-    thread without an event loop."""
+    """The kind of cluster: a model, the same without Redis ports, or the address of a real one, which needs a thread
+    without an event loop to start."""
     kind: str = request.param
     return request.getfixturevalue("real_cluster") if kind == "cluster" else kind
 
@@ -50,7 +50,7 @@ async def endpoints(world: str) -> AsyncIterator[str]:
 
 
 async def empty(url: str) -> None:
-    """Delete what the test before left in the real cluster."""
+    """Delete what the previous test left in the real cluster."""
     async with AsyncClient(url + PATIENT) as client:
         keys = [key async for key in client.keys(b"")]
         await asyncio.gather(*(client.delete(key) for key in keys))
@@ -58,7 +58,7 @@ async def empty(url: str) -> None:
 
 @pytest.fixture(params=FACES.keys())
 async def subject(request: pytest.FixtureRequest, endpoints: str) -> AsyncIterator[Subject]:
-    # A write that is asked again because a node stood still would be told as unknown where its condition fails.
+    # A write that is retried because a node stood still would be unknown if its condition failed.
     config: ClientConfig = parse_url(f"{endpoints}{PATIENT}&silence={PATIENCE_S:g}s")
     client, other = await FACES[request.param](config).open(), await FACES[request.param](config).open()
     yield Subject(client, other)

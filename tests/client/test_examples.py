@@ -34,12 +34,12 @@ BLOCKS = [
     for found in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 ]
 ELSEWHERE = ("pin_store", "client.watch", "coordination")
-"""What the model has not: pins, the change feed, and waiting for it, which tests/cluster shows with real nodes."""
+"""Examples that the model cannot run: pins, the change feed, and waiting for it. Real nodes run these."""
 HOSTS = re.compile(r"kv://[\w.:,]+")
 
 
 def run(name: str, code: str, url: str) -> dict[str, Any]:
-    """Run it, with `await` at its top where it stands there; returns its names."""
+    """Run the code, which may have `await` at its top level, and return its names."""
     compiled = compile(HOSTS.sub(url, code), name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     names: dict[str, Any] = {"__name__": "example"}
     if compiled.co_flags & inspect.CO_COROUTINE:

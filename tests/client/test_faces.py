@@ -1,4 +1,4 @@
-"""The two clients are one interface: the same calls, with the same parameters and the same sentences."""
+"""The two clients have one interface: the same calls, with the same parameters and the same docstrings."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""What can be in no request is refused as the reader's other errors are, before a server is asked."""
+"""Values that no request can carry are refused like the reader's other errors, before a server is asked."""
 
 from __future__ import annotations
 

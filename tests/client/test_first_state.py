@@ -21,7 +21,7 @@ KEYS = [b"k%d" % number for number in range(12)]
 
 
 class Ring(Routing):
-    """Whom each key belongs to, by hand."""
+    """Owners of keys, set by the test."""
 
     owner_of: dict[bytes, str]
 
@@ -30,7 +30,7 @@ class Ring(Routing):
 
 
 class Store:
-    """Two partitions whose keys are written and move, and everything that they log."""
+    """Two partitions whose keys are written and moved, and everything that they log."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -113,7 +113,7 @@ def test_state_and_later_changes_come_exactly_once(seed: int, moves: float) -> N
     for key, version in before.items():
         assert shown.get(key, 0) >= version or any(
             change.key == key and change.item is None for change in store.log[behind:]
-        ), "what was there is shown, unless it was deleted meanwhile"
+        ), "each key that existed is returned, unless it was deleted meanwhile"
     copy: dict[bytes, int] = {}
     for change in given:
         copy.pop(change.key, None)
@@ -157,8 +157,8 @@ def test_state_together_with_a_position_is_refused() -> None:
 
 
 def test_key_that_moves_to_an_unfollowed_partition_is_remembered() -> None:
-    """The watch of one key names its owner's position alone; one of everything names a partition that has joined only
-    once it follows it. Either has all of that one's log before it."""
+    """The watch of one key has only its owner's position. A watch of everything has the position of a new partition
+    only once it follows it. Either still has all of that partition's log before it."""
     seen = ClientState(Random(1))
     ring = seen.routing = Ring(
         ring_version=1, partitions={each: PartitionRoute() for each in ("p1", "p2")}, owners=["p1", "p2"]
@@ -188,7 +188,7 @@ def test_key_that_moves_to_an_unfollowed_partition_is_remembered() -> None:
 
 # docs/protocol.md F8
 def test_client_that_learns_the_ring_by_its_first_read_remembers_no_more() -> None:
-    """It was idle while the ring changed: nothing has moved since the watch began."""
+    """The client was idle while the ring changed: nothing has moved since the watch began."""
     store = Store(Random(3))
     for _ in range(40):
         store.write()

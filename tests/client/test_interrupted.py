@@ -1,5 +1,5 @@
-"""Blocking clients whose callers are interrupted by an exception of a signal handler, at each step of a call: a client
-serves all threads at once again. And calls that hang in gRPC: another connection takes the place of theirs."""
+"""Blocking clients whose callers are interrupted by an exception of a signal handler at each step of a call: the client
+must serve all threads again at once. Also calls that hang in gRPC: another connection replaces theirs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def client(servers: Servers) -> Iterator[Client]:
 
 
 def in_time(call: Callable[[], Any]) -> Any:
-    """Make a call in a thread of its own, for which a call that hangs is no reason to wait."""
+    """Make a call in a thread of its own, so that a call that hangs does not block the test."""
     outcome: list[Any] = []
     thread = threading.Thread(target=lambda: outcome.append(call()), daemon=True)
     thread.start()
@@ -120,11 +120,11 @@ def test_session_whose_opening_is_interrupted_is_closed(client: Client) -> None:
     wait_until_blocking(lambda: "kvstore session" not in [thread.name for thread in threading.enumerate()])
 
 
-# ── a call that gRPC keeps ──
+# ── a call that gRPC does not return ──
 
 
 class Hanging:
-    """A server whose first call never ends, though its time is over."""
+    """A server whose first call never ends, not even after its time."""
 
     def __init__(self) -> None:
         self.hangs, self.released = threading.Event(), threading.Event()
@@ -176,7 +176,7 @@ def test_client_replaces_a_link_whose_sender_hangs(client: Client, monkeypatch: 
     in_time(lambda: client.get(b"k"))
     assert client.statistics()["link_breaks"] >= 1
     hung.join(PATIENCE_S)
-    assert not hung.is_alive(), "its caller waits by our clock, not by gRPC's"
+    assert not hung.is_alive(), "its caller uses our clock, not gRPC's"
     server.released.set()
 
 
@@ -266,7 +266,7 @@ def test_session_does_not_outwait_its_call_for_a_stalled_worker(
 
 
 def test_overdue_operation_with_another_id_holds_no_slot() -> None:
-    """The id stayed open for ever, and after 1,024 further writes the partition had no room for another one."""
+    """The id stayed open forever, and after 1,024 further writes the partition had no free slot."""
     numbering, overdue = Numbering(b"c" * CLIENT_BYTES), operations.put(b"k", b"v")
     numbering.begin(overdue)
     assert numbering.end_overdue(OVERDUE_S + 1)
@@ -321,7 +321,7 @@ print(interrupted, sum(done), all(now > then for now, then in zip(done, before))
 os._exit(0)
 """
 STORM_S = 4.0
-"""The channel of gRPC that callers' threads used died within one to three seconds of this."""
+"""The gRPC channel that callers' threads used died within one to three seconds of this."""
 
 
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="signals of POSIX")

@@ -18,7 +18,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def pages(times_ms: Sequence[int], seed: int = 0) -> list[SplitPage]:
-    """One for each time by which records have expired (0: none has), of records of all kinds."""
+    """Pages with records of all kinds, one for each time by which records have expired (0: none has)."""
     random, found = Random(seed), []
     for number, time_ms in enumerate(times_ms):
         keys = [b"key-%d-%d" % (number, each) for each in range(random.randrange(1, 30))]

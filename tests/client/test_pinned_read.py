@@ -1,4 +1,4 @@
-"""Readers of pinned splits against servers that fail in every way: what comes is whole and in order, or an error."""
+"""Readers of pinned splits against servers that fail in every way: the result is complete and in order, or an error."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ NOBODY = "127.0.0.1:9"
 
 
 class Replica(data_pb2_grpc.DataServicer, feed_pb2_grpc.FeedServicer):
-    """Gives pages of four keys, and fails after `good` of them."""
+    """Returns pages of four keys, and fails after `good` of them."""
 
     def __init__(self, port: int = 0) -> None:
         self.good, self.failure = 1_000, StoreError("")
         self.heal = False
-        """Fail once only."""
+        """True to fail only once."""
         self.requests: list[data_pb2.ReadPinnedRequest] = []
         self.logins: list[str] = []
         self.asked: list[str] = []
         """Names of pins."""
         self.clusters: list[str] = []
-        """Whom requests were meant for."""
+        """Clusters that requests were meant for."""
         self.pinned = data_pb2.PinResponse(id="x", deadline_ms=1, ring_version=1)
         self._server = grpc.server(ThreadPoolExecutor(4))
         data_pb2_grpc.add_DataServicer_to_server(self, self._server)
@@ -127,8 +127,8 @@ def replicas() -> Iterator[list[Replica]]:
 
 
 class FewLooks(Unjudged):
-    """A clock on which it is late once it has been looked at some times: after some rounds through the servers, however
-    long these take."""
+    """A clock that is past the deadline after some readings: after some rounds through the servers, however long these
+    take."""
 
     def __init__(self) -> None:
         self._left = 12
@@ -148,7 +148,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pages(Replica):
-    """Gives pages of a MiB."""
+    """Returns pages of a MiB."""
 
     COUNT = 96
 
@@ -312,11 +312,11 @@ def test_pin_is_requested_at_the_next_server_when_the_first_fails(replicas: list
     cluster = "kv://" + ",".join(each.address for each in replicas)
     assert [each.partition for each in pin_store(cluster, ttl_s=1).partitions] == ["p1"]
     (first,), (second,) = replicas[0].asked, replicas[1].asked
-    assert first == second != "", "else the first one, which may have pinned after all, holds the logs in vain"
+    assert first == second != "", "otherwise the first server, which may have pinned, holds the logs for nothing"
 
 
 def test_ended_pin_is_reported_although_a_server_is_down(replicas: list[Replica]) -> None:
-    """Else nobody begins anew: what comes last is that the last server is down."""
+    """Otherwise nobody would start over: the last error would be that the last server is down."""
     replicas[0].fail_after(0, NoSuchPin("ended"))
     replicas[1].fail_after(0, Unavailable("not led"))
     servers = [NOBODY, replicas[0].address, replicas[1].address, NOBODY]
@@ -326,7 +326,7 @@ def test_ended_pin_is_reported_although_a_server_is_down(replicas: list[Replica]
 
 
 def test_starting_server_is_waited_for() -> None:
-    """A refused connection is told at once: with one address, as a load balancer's, each restart ended all jobs."""
+    """A refused connection fails at once. With one address, such as a load balancer's, each restart ended all jobs."""
     port, late = free_port(), list[Replica]()
     timer = threading.Timer(0.3, lambda: late.append(Replica(port)))
     timer.start()
@@ -340,7 +340,7 @@ def test_starting_server_is_waited_for() -> None:
 @pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize("turn", [1, -1])
 def test_unknown_outcome_counts_more_than_a_rejected_login(replicas: list[Replica], turn: int) -> None:
-    """That one is told as if nothing had been done, and the pin may hold the log."""
+    """The error said that nothing was done, although the pin may hold the log."""
     replicas[0].fail_after(0, OutcomeUnknown("p1 did not answer"))
     replicas[1].fail_after(0, NotAuthenticated("its table is old"))
     addresses = tuple(each.address for each in replicas[:2])[::turn]
@@ -384,7 +384,7 @@ def test_pin_is_requested_in_the_configured_cluster(replicas: list[Replica]) -> 
 
 
 def test_missing_certificate_file_counts_as_an_unreachable_server(tmp_path: Path) -> None:
-    """Secrets are rewritten while jobs run: none ends by that."""
+    """Secrets are rewritten while jobs run, and must not end them."""
     config = ClientConfig(endpoints=(NOBODY,), timeout_s=0.1, tls=Tls(ca=tmp_path / "ca.pem"))
     for call in (
         lambda: renew_pin(config, "pin", ttl_s=1, timeout_s=0.1),
@@ -406,7 +406,7 @@ def _fields(split: Split) -> dict[str, Any]:
 
 
 def test_slow_reader_has_few_pages_buffered() -> None:
-    """gRPC would fetch more and more of them."""
+    """gRPC would buffer more and more of them."""
     replica, ahead = Pages(), 0
     try:
         for number, _ in enumerate(read_pinned(split_of([replica])), 1):

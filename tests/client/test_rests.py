@@ -1,4 +1,4 @@
-"""An address rests for longer with each connection that breaks, and not at all once there is one."""
+"""The backoff of an address grows with each broken connection, and ends when there is one."""
 
 from kvstore.client.core.address_backoff import KEPT_S, MAX_S, MIN_S, AddressBackoff
 

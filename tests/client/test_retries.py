@@ -1,4 +1,4 @@
-"""What clients do when servers fail: every write is applied at most once, and its outcome is told as it is."""
+"""Clients when servers fail: every write is applied at most once, and its outcome is reported correctly."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,7 +51,7 @@ def server_of(servers: Servers, id: ServerId) -> ModelServer:
 
 
 def fail_next(servers: Servers, count: int, error: StoreError, *, applied: bool = False) -> None:
-    """The next `count` mutations end with `error`, at whichever server they arrive."""
+    """Make the next `count` mutations fail with `error`, at any server."""
     left = count
 
     def install(server: ModelServer) -> None:
@@ -101,7 +101,7 @@ async def test_condition_refused_at_the_first_attempt_is_not_done(client: Face, 
 
 
 async def test_write_without_an_answer_is_unknown_at_its_deadline(client: Face, servers: Servers) -> None:
-    await client.call("put", b"k", b"v")  # so that there is a connection: what was not sent is no unknown write
+    await client.call("put", b"k", b"v")  # so that there is a connection: an unsent write is not unknown
     for server in servers.cluster.servers:
         server.intercept = lambda op, answer: True
     with pytest.raises(OutcomeUnknown):
@@ -111,14 +111,14 @@ async def test_write_without_an_answer_is_unknown_at_its_deadline(client: Face, 
 
 
 async def test_always_refused_write_is_not_unknown(client: Face, servers: Servers) -> None:
-    """Unless its last attempt is under way at the deadline, which a busy machine can do to a few in a row."""
+    """Unless its last attempt is in flight at the deadline, which a busy machine can cause for a few in a row."""
     fail_next(servers, 1_000_000, Overloaded("full"))
     for _ in range(40):
         with pytest.raises((Overloaded, Unavailable, OutcomeUnknown)) as told:
             await client.call("put", b"k", b"v", timeout_s=0.5)
         if not told.errisinstance(OutcomeUnknown):
             return
-    pytest.fail("40 writes that were refused each time were all told as unknown")
+    pytest.fail("all of 40 writes that were refused each time were reported as unknown")
 
 
 async def test_client_that_the_store_has_forgotten_gets_another_id(client: Face, servers: Servers) -> None:
@@ -219,11 +219,11 @@ async def test_reads_carry_the_sequence_that_the_client_has_seen(client: Face, s
     key = servers.cluster.key_of(P2)
     version = await client.call("put", key, b"v")
     for server in servers.cluster.servers:
-        server.intercept = lambda op, answer: False  # it looks at each: none is answered at once
+        server.intercept = lambda op, answer: False  # the server sees each operation: none takes the fast path
     for level in (Level.SESSION, Level.LINEARIZABLE):
         await client.call("get", key, level=level)
         seen = [op for server in servers.cluster.servers for op in server.seen if op[:3] == (Code.GET, key, level)]
-        assert {op[3] >= version for op in seen} == {True}  # it may be asked again
+        assert {op[3] >= version for op in seen} == {True}  # it may be retried
 
 
 async def test_reads_carry_the_sequence_of_an_absorbed_token(client: Face, servers: Servers) -> None:
@@ -236,7 +236,7 @@ async def test_reads_carry_the_sequence_of_an_absorbed_token(client: Face, serve
 
 
 async def test_session_read_goes_to_the_leader_until_a_tokens_ring_is_known(client: Face, servers: Servers) -> None:
-    """A replica by the older ring might understand what the session has seen of another partition."""
+    """A replica with the older ring might take the token for another partition's."""
     key = servers.cluster.key_of(P2)
     levels = []
     for later in (0, 1):
@@ -254,7 +254,7 @@ async def test_writes_carry_the_leaders_time_and_rising_sequences(client: Face, 
         await client.call("put", key, b"v")
     requests = [op[-1] for server in servers.cluster.servers for op in server.seen if op[0] == Code.PUT]
     told = [(request.sequence, request.first_unacked) for request in requests]
-    assert list(dict.fromkeys(told)) == [(1, 1), (2, 2), (3, 3)]  # one whose answer is slow is asked again
+    assert list(dict.fromkeys(told)) == [(1, 1), (2, 2), (3, 3)]  # an operation whose answer is slow is retried
     assert len({request.client for request in requests}) == 1
     assert all(request.seen_ms > 0 for request in requests)
 
@@ -289,7 +289,7 @@ async def test_calls_beyond_the_limit_wait_their_turn(face: type[Face], servers:
 
 
 async def test_write_sent_in_another_callers_frame_is_unknown_at_its_deadline(servers: Servers) -> None:
-    """Of three blocking callers the first one sends; the next one takes over and sends for itself and the third. They
+    """Of three blocking callers the first one sends. The next one takes over and sends for itself and the third. They
     get more time until it was enough for that."""
     for timeout_s in (0.6, 3.0, 15.0):
         client = await FACES["blocking"](parse_url(servers.patient_url)).open()
@@ -297,11 +297,11 @@ async def test_write_sent_in_another_callers_frame_is_unknown_at_its_deadline(se
         await client.close()
         if {type(each) for each in told} == {OutcomeUnknown}:
             return
-    pytest.fail(f"of the third's write its caller is told {told}")
+    pytest.fail(f"the caller of the third write gets {told}")
 
 
 async def _sent_by_others(client: Face, servers: Servers, timeout_s: float) -> list[Any]:
-    """What two callers are told whose writes waited until a third one's was answered."""
+    """Return the outcomes of two callers whose writes waited until a third one's was answered."""
     key = servers.cluster.key_of(P1)
     held: list[Any] = []
 
@@ -347,7 +347,7 @@ async def test_write_abandoned_by_its_caller_is_not_sent_twice(servers: Servers)
 
 
 async def test_scan_continues_when_the_ring_changes_and_no_leader_does(client: Face, servers: Servers) -> None:
-    """A link that went on naming the old ring was refused for ever."""
+    """A link that kept naming the old ring was refused forever."""
     cluster = servers.cluster
     await client.call("put", b"k", b"v")
     for _ in range(2):

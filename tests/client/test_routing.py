@@ -1,4 +1,4 @@
-"""What a client concludes from topologies and errors about where to go."""
+"""A client's conclusions from topologies and errors about which server to ask."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from kvstore.ring.hashing import TOKENS, token_of
 
 
 def topology(version: int = 1, *, leader: str = "n1", epoch: int = 1, owners: str = "01") -> kv_pb2.TopologyResponse:
-    """Two partitions that own half of the ring each; p1 is led by `leader`."""
+    """Two partitions that each own half of the ring; p1 is led by `leader`."""
     message = kv_pb2.TopologyResponse(
         ring_version=version, tokens=[TOKENS // 2 - 1, TOKENS - 1], owners=[int(each) for each in owners]
     )

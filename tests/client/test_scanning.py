@@ -18,13 +18,13 @@ def scan(
     end: bytes = b"",
     backwards: bool = False,
 ) -> tuple[list[bytes], int, tuple[bytes, bytes] | None]:
-    """The keys in the order in which the merge gives them, the most that it held, and what is left."""
+    """Return the keys in the order of the merge, the largest number that it held, and the rest."""
     merge: Merge[int] = Merge(list(stored), start, end, limit=limit, backwards=backwards)
     given: list[bytes] = []
     held = 0
     while not merge.is_done:
         wanted = merge.wanted()
-        assert wanted, "a scan that is not done must want something"
+        assert wanted, "a scan that is not done needs a page"
         for each in wanted:
             size = min(page, each.limit)
             keys = [key for key in stored[each.partition] if key >= each.start and (not each.end or key < each.end)]

@@ -1,4 +1,4 @@
-"""What a client has seen never becomes less, and its request ids carry the leader's time."""
+"""A client's progress never decreases, and its request ids carry the leader's time."""
 
 from random import Random
 
@@ -45,7 +45,7 @@ def test_each_partition_has_its_own_client_id() -> None:
 
 
 def test_cluster_time_is_that_of_the_earliest_partition() -> None:
-    """A log may be ahead of the date; keys of the others must not count as expired by it."""
+    """One log may be ahead of the clock; keys of the other partitions must not count as expired by it."""
     seen = ClientState(Random(1))
     assert seen.time_ms == 0
     topology = kv_pb2.TopologyResponse(ring_version=1, tokens=[0], owners=[0])

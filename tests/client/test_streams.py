@@ -1,4 +1,4 @@
-"""Clients' sessions on Redis ports: taken where there is one, given up where there is none, and watched for silence."""
+"""Clients' sessions on Redis ports: used if offered, replaced by gRPC if not, and probed when silent."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_unreadable_topology_does_not_end_the_updates(servers: Servers, mo
 async def test_unreadable_answers_end_a_grpc_session(servers: Servers) -> None:
     class Call:
         def cancel(self) -> None:
-            """It has ended."""
+            """A channel that has ended."""
 
         async def read(self) -> kv_pb2.Answers:
             return kv_pb2.Answers(numbers=[1])
@@ -182,11 +182,11 @@ def test_topology_has_the_endpoint_of_its_sender() -> None:
     assert routing.stream_endpoints == {"a:1": ("n1", "a:2")}
 
 
-# ── a link and its wire ──
+# ── a link and its connection ──
 
 
 class FrameConnection:
-    """Counts what it is asked for."""
+    """Counts the probes that it receives."""
 
     is_brief = True
 
@@ -271,7 +271,7 @@ async def test_idle_server_is_probed_periodically(link: AsyncLink) -> None:
 
 
 async def test_grpc_frame_names_its_cluster(link: AsyncLink) -> None:
-    """The channel connects again by itself: another cluster's server may be there by then."""
+    """The channel reconnects by itself: a server of another cluster may listen there by then."""
     connection = cast("FrameConnection", link._connection)
     connection.is_brief, link._routing.cluster = False, "ours"
     put_under_way(link)
@@ -364,7 +364,7 @@ async def test_operations_without_a_possible_frame_are_answered(
 
 
 class Owner:
-    """Keeps what a wire brings."""
+    """Keeps what a connection delivers."""
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
@@ -374,14 +374,14 @@ class Owner:
         self.taken.append(answers)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no frame waits."""
 
     def disconnect(self, why: str) -> None:
         self.fell.append(why)
 
 
 class Transport:
-    """Connects to a server that has said `greeting`."""
+    """Connects to a server that has sent `greeting`."""
 
     def __init__(self, *greeting: bytes) -> None:
         self._greeting = greeting
@@ -397,10 +397,10 @@ class _Sink:
     is_aborted = False
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """Nothing is kept."""
+        """Do nothing: no answer is kept."""
 
     def write(self, data: bytes) -> None:
-        """Nobody reads it."""
+        """Do nothing: nobody reads the reason."""
 
     def abort(self) -> None:
         self.is_aborted = True

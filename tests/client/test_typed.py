@@ -1,4 +1,4 @@
-"""Values of an application's own types: what was put comes back, and what a codec does not know is said by name."""
+"""Values of an application's own types: a put value is returned, and an unsupported one is named in an error."""
 
 from __future__ import annotations
 
@@ -184,10 +184,10 @@ def test_conditions_of_pop_and_replace_hold(servers: Servers) -> None:
 
 
 def test_concurrent_write_between_read_and_write_is_read_again() -> None:
-    """The version that goes is the one that was decoded."""
+    """The deleted version is the one that was decoded."""
 
     class Contended:
-        """A client of a key that others write between two calls."""
+        """A client whose key others write between two calls."""
 
         def __init__(self) -> None:
             self.version, self.given = 5, []  # type: ignore[var-annotated]
@@ -257,7 +257,7 @@ def test_both_typed_clients_have_the_same_interface() -> None:
 
 
 def step_of(random: Random) -> Callable[[MutableMapping[bytes, int]], object]:
-    """Something that code does with a dict."""
+    """Return a random operation of code that works with a dict."""
     key, value, other = b"%d" % random.randrange(5), random.randrange(100), b"%d" % random.randrange(5)
     steps: list[Callable[[MutableMapping[bytes, int]], object]] = [
         lambda mapping: mapping[key],
@@ -303,7 +303,7 @@ def test_stored_mapping_behaves_like_a_dict(servers: Servers) -> None:
 
 
 def test_mapping_reads_pages_and_not_each_key(servers: Servers) -> None:
-    """Also when keys go meanwhile: a dict would end there, and Python's own views too."""
+    """Also when keys are deleted meanwhile: a dict would end there, and so would Python's own views."""
     with Client(servers.patient_url) as client:
         mapping = StoredMapping(client, b"m/", bytes_codec())
         mapping.update({b"%03d" % number: b"x" for number in range(500)})

@@ -1,4 +1,4 @@
-"""Watches at a server of their own: how they end, and how they go on after a reader who stopped waiting."""
+"""Watches at a server of their own: how they end, and how they continue after a reader that stopped waiting."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Server(kv_pb2_grpc.KVServicer):
         self.finds_its_place_s = 0.0
         self.knows_users, self.refuses_logins = True, False
         self.was_asked, self.may_tell = asyncio.Event(), asyncio.Event()
-        """Who it is."""
+        """The server's identity."""
         self.may_watch = asyncio.Event()
         for each in (self.may_tell, self.may_watch):
             each.set()
@@ -73,7 +73,7 @@ class Server(kv_pb2_grpc.KVServicer):
             self._news.notify_all()
 
     async def end_all(self) -> None:
-        """As a server does that stops."""
+        """End the stream as a stopping server does."""
         async with self._news:
             self._ended += 1
             self._news.notify_all()
@@ -113,7 +113,7 @@ class Server(kv_pb2_grpc.KVServicer):
 
 
 class Leaping(Unjudged):
-    """A clock at which each look is long after the one before."""
+    """A clock that jumps far ahead at each reading."""
 
     def __init__(self) -> None:
         self._looks = itertools.count()
@@ -126,7 +126,7 @@ class Leaping(Unjudged):
 
 
 class Standing(Unjudged):
-    """A clock by which no time passes."""
+    """A clock that stands still."""
 
     def now(self) -> float:
         return 0.0
@@ -153,7 +153,7 @@ def watching(address: str) -> AsyncWatch:
 
 
 async def test_watch_continues_after_its_reader_stopped_waiting() -> None:
-    """gRPC ends a call with the wait for it."""
+    """gRPC ends a call together with the wait for it."""
     async with serving() as server, watching(server.address) as watch:
         await server.put()
         assert (await anext(watch)).version == 1
@@ -169,7 +169,7 @@ async def test_watch_continues_after_its_reader_stopped_waiting() -> None:
 
 
 async def test_watch_continues_elsewhere_when_its_server_ends_after_a_calm() -> None:
-    """The time for which one is looked for begins when the watch has none, not with the calm before."""
+    """The time to find a server starts when the watch has none, not with the calm before."""
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         ports = replace(library_env("watch"), clock=Leaping())
@@ -194,7 +194,7 @@ async def test_blocking_watch_continues_elsewhere() -> None:
 
 
 async def test_blocking_watch_returns_each_change_once_wherever_interrupted() -> None:
-    """By a signal handler, say. Its position is never behind what its reader has not had."""
+    """For example by a signal handler. The position must never be behind changes that the reader has not received."""
     given: list[int] = []
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
@@ -219,7 +219,8 @@ async def test_blocking_watch_returns_each_change_once_wherever_interrupted() ->
 
 
 async def test_worker_of_an_interrupted_watch_ends_at_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each watch that was interrupted and dropped, as by a soft time limit, kept a thread and a stream for ever."""
+    """Each watch that was interrupted and dropped, for example by a soft time limit, kept a thread and a stream
+    forever."""
 
     def struck(job: workers.Job[Any], wait_s: float = 0.0) -> None:
         raise KeyboardInterrupt
@@ -240,7 +241,7 @@ async def test_worker_of_an_interrupted_watch_ends_at_the_next_message(monkeypat
         await server.beat()
         assert await asyncio.to_thread(left.join, PATIENCE_S)
         await server.put()
-        assert (await asyncio.to_thread(next, watch)).version == 1, "a caller that comes back gets the next change"
+        assert (await asyncio.to_thread(next, watch)).version == 1, "a caller that returns gets the next change"
         assert server.watches == 1
         await asyncio.to_thread(watch.close)
 
@@ -272,7 +273,7 @@ class OnePartition(Routing):
 def idle_client(
     reads: list[Sequence[ClientOperation]],
 ) -> tuple[FirstState, Callable[[Sequence[ClientOperation]], list[Part]]]:
-    """One that hears of the ring by its first read."""
+    """A client that learns the ring from its first read."""
     seen = ClientState(Random(1))
     seen.routing = OnePartition(ring_version=1, partitions={"p1": PartitionRoute()}, owners=["p1"])
 
@@ -308,7 +309,7 @@ async def test_watch_with_state_restarts_at_the_ring_of_its_first_read() -> None
 
 # docs/protocol.md F8
 async def test_watch_restarts_when_its_reader_stops_waiting_meanwhile() -> None:
-    """By the newer ring the positions of before would make old news of what its state has."""
+    """With the newer ring, the former positions would make old changes of what the state already has."""
     async with serving() as server:
         config, reads = (
             ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S),
@@ -381,7 +382,8 @@ async def test_server_that_accepts_a_watch_and_stays_silent_is_left() -> None:
 
 
 async def test_server_that_accepted_a_watch_has_time_to_find_its_place() -> None:
-    """It says at once that it has: to find the place in the logs of many partitions takes longer."""
+    """The server reports at once that it has accepted: finding the place in the logs of many partitions takes
+    longer."""
     async with serving() as server:
         server.finds_its_place_s = 0.5
         config = ClientConfig(endpoints=(server.address,), timeout_s=0.4, connect_timeout_s=0.2, silence_s=PATIENCE_S)
@@ -406,7 +408,7 @@ async def test_blocking_watch_gives_its_server_time_despite_a_short_heartbeat() 
 async def test_blocking_watch_leaves_a_server_that_only_answers_pings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread cannot stop waiting for a message: it waits until the stream's time is over."""
+    """A thread cannot stop waiting for a message: it waits until the time of the stream is over."""
     monkeypatch.setattr(stream_module, "STREAM_S_MIN", 0.6)
     async with serving() as silent, serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
@@ -419,7 +421,7 @@ async def test_blocking_watch_leaves_a_server_that_only_answers_pings(
             async with asyncio.timeout(PATIENCE_S):
                 assert (await asyncio.to_thread(next, watch)).version == 1
         finally:
-            await silent.end_all()  # the thread would wait for ever
+            await silent.end_all()  # the thread would wait forever
             watch.close()
         assert silent.stream_s <= 60 * 0.01
 
@@ -427,7 +429,7 @@ async def test_blocking_watch_leaves_a_server_that_only_answers_pings(
 # docs/protocol.md F8
 @pytest.mark.parametrize("is_done", [False, True], ids=["more follows", "the last page"])
 async def test_state_that_was_too_large_has_no_rest(monkeypatch: pytest.MonkeyPatch, *, is_done: bool) -> None:
-    """It lacks keys of the page at which that was seen."""
+    """The state lacks keys of the page at which the limit was reached."""
     seen = ClientState(Random(1))
     seen.routing = OnePartition(ring_version=1, partitions={"p1": PartitionRoute()}, owners=["p1"])
     page = [(b"k%d" % number, Item(b"", number, number, 0, 0)) for number in range(1, 6)]
@@ -449,7 +451,7 @@ async def test_state_that_was_too_large_has_no_rest(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("is_blocking", [False, True])
 async def test_watch_is_not_requested_from_another_cluster(*, is_blocking: bool) -> None:
-    """From its first message on one that only follows another cluster looks like one without changes."""
+    """After its first message, a watch of another cluster looks like one without changes."""
     async with serving("theirs") as theirs, serving("ours") as ours:
         config = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
         routing = Routing(cluster="ours")
@@ -503,7 +505,7 @@ async def test_rejected_login_ends_a_watch_only_when_all_servers_reject_it(*, is
 
 @pytest.mark.parametrize("is_blocking", [False, True])
 async def test_watch_with_an_ended_login_continues_with_the_present_one(*, is_blocking: bool) -> None:
-    """The only server ends it, and takes the next one."""
+    """The only server ends the watch, and accepts the next one."""
     async with serving() as server:
         server.refuses_logins = True
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The place of one who watches: what it stands behind, and what it asks of the next server."""
+"""The cursor of a watch: its position, and its request to the next server."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_only_permanent_errors_end_a_watch() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 64, "7", 1.5, None, True])
 def test_impossible_position_is_refused_before_a_server_is_asked(wrong: Any) -> None:
-    """No server would get it: the watch would say, when its time is over, that nobody answers."""
+    """No server would get it: the watch would report at its deadline that nobody answers."""
     with pytest.raises(
         InvalidRequest, match=r"expected `after` as \{partition: sequence\} with sequences from 0 on, got 'p1'"
     ):

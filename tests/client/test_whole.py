@@ -1,4 +1,4 @@
-"""Scans and counts of all partitions hold to one ring, and begin anew with the next one."""
+"""Scans and counts of all partitions belong to one ring, and start over with the next one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_moved_is_an_error_when_no_newer_ring_is_known() -> None:
 
 
 def test_partition_without_a_range_is_not_asked() -> None:
-    """A partition that joins, or that has given all away, need not be led by anybody."""
+    """A partition that joins, or that has lost all its ranges, need not have a leader."""
     routing = routing_of(1, "p1", "p2", "p3")
     routing.owners = ["p1", "p3"]
     assert [each.partition for each in scan_of(routing).wanted()] == ["p1", "p3"]

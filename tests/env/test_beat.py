@@ -1,4 +1,4 @@
-"""When looks that come now and then are due."""
+"""The alignment of periodic jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates replaced while everything runs: at listeners, towards others, and at a gRPC server."""
+"""Certificates that are replaced while everything runs: at listeners, towards others, and at a gRPC server."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Files:
         return Tls(cert=self.directory / "cert.pem", key=self.directory / "key.pem", ca=self.directory / "ca.pem")
 
     def put(self, name: str, data: bytes) -> None:
-        """Replace a file as a careful tool does: whole, by a rename."""
+        """Replace a file atomically, by a rename."""
         path = self.directory / name
         new = path.with_suffix(".new")
         new.write_bytes(data)
         new.replace(path)
 
     def issue(self, authority: trustme.CA | None = None) -> int:
-        """Replace key and certificate; returns the serial number."""
+        """Replace key and certificate, and return the serial number."""
         self.issued += 1
         made = (authority or self.authority).issue_cert(
             "127.0.0.1", "localhost", not_after=BEGUN + timedelta(days=self.issued)
@@ -83,7 +83,8 @@ async def served(certificates: Certificates) -> AsyncIterator[tuple[str, int]]:
 
 
 async def days_of(address: tuple[str, int], context: ssl.SSLContext) -> int:
-    """Which certificate a new connection is shown, by its days; and that bytes come back."""
+    """Return the validity in days of the certificate that a new connection gets, after checking that bytes are
+    echoed."""
     reader, writer = await asyncio.open_connection(*address, ssl=context)
     writer.write(b"x")
     assert await reader.readexactly(1) == b"x"
@@ -111,7 +112,7 @@ async def test_new_connections_get_the_new_certificate_and_open_ones_continue(fi
             assert certificates.look()
             assert set(await asyncio.gather(*(days_of(address, context) for _ in range(8)))) == {number}
         is_over = True
-        await asyncio.gather(*clients)  # raises what failed
+        await asyncio.gather(*clients)  # raises the failure
         assert set(shown) <= set(range(1, 6))
         writer.write(b"still")
         assert await reader.readexactly(5) == b"still"
@@ -162,7 +163,7 @@ def test_restored_old_files_are_not_a_failure(files: Files) -> None:
     files.put("cert.pem", b"no certificate")
     assert not certificates.look()
     assert certificates.is_failing
-    kept.rename(old)  # the same file again: its date, its number and its size are as they were
+    kept.rename(old)  # the same file again, with its former time, inode and size
     certificates.look()
     assert not certificates.is_failing
     assert not certificates.look(), "and they are read once"

@@ -1,4 +1,4 @@
-"""What files and names do, on a real directory with each way to sync, and on the simulated disk."""
+"""Files and names on a real directory with each way to sync, and on the simulated disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 async def synced(file: File, times: int = 1) -> list[OSError | None]:
-    """Submit so many syncs at once and return their results."""
+    """Submit this many syncs at once and return their results."""
     results: list[OSError | None] = []
     over = asyncio.get_running_loop().create_future()
 
@@ -223,7 +223,7 @@ def test_disk_reports_free_bytes_and_files(disk: Disk) -> None:
 
 
 class StubbornSyncs:
-    """Ends syncs when told to, in the order it is told, with the errors it is told."""
+    """Ends syncs on demand, in any order and with any error."""
 
     def __init__(self) -> None:
         self.submitted: list[Done] = []
@@ -232,14 +232,14 @@ class StubbornSyncs:
         self.submitted.append(done)
 
     def report(self) -> None:
-        """They say themselves when they have ended."""
+        """Do nothing: these syncs report themselves."""
 
     def close(self) -> None:
         self.submitted.clear()
 
 
 def test_forgotten_ring_leaves_no_descriptor() -> None:
-    """With rings of forgotten bookies a process of tests came to a thousand descriptors; systems give it 1,024."""
+    """With the rings of forgotten bookies a test process came to a thousand descriptors; systems give it 1,024."""
 
     def held() -> int:
         gc.collect()
@@ -372,7 +372,7 @@ def test_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
 
 
 def test_directory_is_locked_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node starts on a full disk, and waits for room."""
+    """A node starts on a full disk, and waits for free space."""
     (tmp_path / LOCK_NAME).write_text("4711\n")
 
     def full(fd: int, data: bytes, offset: int) -> int:
@@ -439,7 +439,7 @@ def test_hanging_device_delays_no_other_devices_syncs(monkeypatch: pytest.Monkey
 def test_sync_is_refused_when_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, startable: int
 ) -> None:
-    """As in a container that has as many as it may. One is enough."""
+    """As in a container with its maximum number of threads. One thread is enough."""
     start, left = threading.Thread.start, [None] * startable
 
     def bounded(thread: threading.Thread) -> None:

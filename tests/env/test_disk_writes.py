@@ -1,4 +1,4 @@
-"""Writes beside the event loop: what is in the file when they are reported, and what is said of those that fail."""
+"""Writes off the event loop: the contents of the file when they are reported, and the errors of those that fail."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_submitted_writes_are_in_the_file_when_they_are_reported(make: Callable[
 def test_failed_submitted_write_differs_from_a_failed_sync(
     make: Callable[[], Syncs], tmp_path: Path, is_synced: bool
 ) -> None:
-    """The write stops at the limit on the size of a file, after it has written a part."""
+    """The write stops at the limit on the size of a file, after a part."""
 
     async def work() -> None:
         syncs = make()
@@ -72,7 +72,7 @@ def test_failed_submitted_write_differs_from_a_failed_sync(
 
 # docs/protocol.md L12
 def test_write_that_the_kernel_starts_without_its_sync_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel lacks memory for the second request of the pair. A sync that is begun later is not linked with the
+    """The kernel lacks memory for the second request of the pair. A sync that starts later is not linked with the
     write, and may end before it."""
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""A wait ends with what is waited for, or with the time."""
+"""A bounded wait ends with the event or with the time."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Which Python runs this."""
+"""Recognition of the Python that runs this."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_profile_guided_build_is_recognised(told: tuple[str, str, str], expected
 
 
 def test_setup_tests_a_candidate_by_running_the_file() -> None:
-    """Alone: nothing is installed yet when it is asked."""
+    """The file runs alone: nothing is installed yet when setup runs it."""
     asked = subprocess.run([sys.executable, "-I", str(Path(interpreter.__file__))], check=False)
     assert asked.returncode == (0 if interpreter.is_this_profile_guided() else 1)
     assert interpreter.interpreter().startswith(f"{platform.python_version()} (")

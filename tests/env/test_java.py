@@ -8,7 +8,7 @@ from kvstore.errors import ConfigError
 
 
 def home(tmp_path: Path, name: str, version: str | None) -> Path:
-    """A Java home that says so in its `release` file, or else, when run, that it is no Java."""
+    """A Java home with its version in its `release` file, or a program that is not a Java when it is run."""
     program = tmp_path / name / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\necho nonsense >&2\n")

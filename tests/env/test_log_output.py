@@ -1,4 +1,4 @@
-"""The log as text and as JSON: fields, levels at run time, and messages that come too often."""
+"""The log as text and as JSON: fields, levels at run time, and messages that are too frequent."""
 
 from __future__ import annotations
 

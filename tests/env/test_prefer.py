@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 Prelude = Callable[[], BookiesPrelude] | None
 LIST = wire.encode_bookie_info(1, requested=0)
-"""Of a client of a bookie that has no TLS."""
+"""First bytes of a bookie client without TLS."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def bookies_prelude() -> BookiesPrelude:
 
 
 class Echo(asyncio.Protocol):
-    """Says what it hears, and before it whether by TLS."""
+    """Echoes what it receives, after a byte that says whether TLS is used."""
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -52,7 +52,7 @@ class Echo(asyncio.Protocol):
 
 
 class Heard(asyncio.Protocol):
-    """A caller that says x."""
+    """A caller that sends x."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -79,7 +79,7 @@ async def served(tls: Tls | None, prelude: Prelude = None) -> AsyncIterator[tupl
 
 
 async def answered(address: str, *data: bytes, context: ssl.SSLContext | None = None) -> bytes:
-    """What a listener says to these bytes, each sent by itself; nothing if it hangs up."""
+    """Return a listener's answer to these bytes, each sent by itself; empty if it hangs up."""
     host, port = split_address(address)
     reader, writer = await asyncio.open_connection(host, port, ssl=context)
     try:
@@ -95,7 +95,7 @@ async def answered(address: str, *data: bytes, context: ssl.SSLContext | None = 
 
 
 async def called(tls: Tls | None, address: str, prelude: Any = None) -> bytes:
-    """What a caller with these files hears, first whether by TLS. Raises OSError."""
+    """Return what a caller with these files receives, first whether TLS is used. Raises OSError."""
     transport = transport_of(None if tls is None else Certificates(tls))
     handler = Heard()
     stream = await transport.connect(address, handler, prelude=prelude)  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ async def test_call_uses_tls_when_the_server_has_it(files: Files, prelude: Prelu
 
 
 class Deaf(asyncio.Protocol):
-    """Has no TLS, and takes what it hears for a fault."""
+    """Has no TLS, and takes a handshake for an error."""
 
     def __init__(self, says: bytes) -> None:
         self._says, self._heard = says, b""

@@ -37,7 +37,7 @@ class Work:
         self.turns += sum(range(1_000)) > 0
 
     def progress(self, looks: int) -> Iterator[bool]:
-        """For so many looks: let the one that runs come forward between two of them."""
+        """Run for this many samples, and let the running thread proceed between two of them."""
         for _ in range(looks):
             before = self.turns
             while self.turns < before + 10:
@@ -113,7 +113,7 @@ async def test_profiles_are_taken_one_at_a_time() -> None:
 
 
 async def has_looked(profiler: Profiler) -> bool:
-    """Whether there was a look: a thread that stands still for so short a time has none."""
+    """Return True if there was a sample: a profile that is too short has none."""
     return (await profiler.take(0.05, RATE_MAX)).looks > 0
 
 

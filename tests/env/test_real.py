@@ -27,8 +27,8 @@ def test_main_runs_on_uvloop_and_returns() -> None:
 
 
 def test_garbage_collections_skip_imported_objects() -> None:
-    """That took 30 ms of the event loop. What is frozen stays so, because tests/conftest.py freezes what it collected:
-    with that unfrozen, each full collection in this process takes a second."""
+    """The collection took 30 ms of the event loop. Frozen objects stay frozen, because tests/conftest.py freezes what
+    it collected: otherwise each full collection in this process takes a second."""
 
     async def main() -> int:
         return gc.get_freeze_count()

@@ -1,4 +1,4 @@
-"""The cluster's secret: a file that only nodes read, and keys for each of its uses."""
+"""The cluster's secret: a file that only nodes read, and a key for each purpose."""
 
 from __future__ import annotations
 

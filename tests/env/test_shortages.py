@@ -1,4 +1,4 @@
-"""What a process makes of its own lack of descriptors, memory or ports (docs/protocol.md, B39)."""
+"""A process that lacks descriptors, memory or ports (docs/protocol.md, B39)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LACKING = ("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "EADDRNOTAVAIL")
 
 
 class Handler(asyncio.Protocol):
-    """A handler of a connection that says nothing."""
+    """A handler of a connection that sends nothing."""
 
 
 def refuse_connections(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[int]:
-    """Let so many attempts to connect fail by this errno; returns what counts the attempts."""
+    """Make this many attempts to connect fail with this errno. Returns the list that counts the attempts."""
     attempts: list[int] = []
     number, connected = getattr(errno, name), TcpTransport._connected
 

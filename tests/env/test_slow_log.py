@@ -44,7 +44,7 @@ def test_note_has_the_hash_of_its_key_and_the_parts_of_its_time(caplog: pytest.L
 
 
 def test_hash_of_a_key_is_stable() -> None:
-    """Operators compare it with that of keys they know, over versions."""
+    """Operators compare the hash with that of keys they know, also across versions."""
     assert hash_of(KEY) == "7f872529588df953"
     assert hash_of(KEY + b"x") != hash_of(KEY)
 

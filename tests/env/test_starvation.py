@@ -1,4 +1,4 @@
-"""Whether a thread that is ready to run and gets no processor is said to be starved."""
+"""Measurements of a thread that is ready to run and has no processor."""
 
 import os
 import select
@@ -33,7 +33,7 @@ def wait_for_events(seconds: float) -> None:
     select.select([], [], [], seconds)
 
 
-@pytest.mark.skipif(not told_by_kernel(), reason="this kernel does not tell how long threads wait")
+@pytest.mark.skipif(not told_by_kernel(), reason="this kernel has no statistics of how long threads wait")
 def test_thread_that_shares_a_processor_is_starved(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = os.sched_getaffinity(0)
     one = {min(allowed)}
@@ -62,7 +62,7 @@ def test_thread_that_shares_a_processor_is_starved(monkeypatch: pytest.MonkeyPat
 
 
 def test_thread_that_waits_for_events_is_not_starved() -> None:
-    """On a machine that is full it waits for a processor too once they are there, but not all the time."""
+    """On a full machine it also waits for a processor after the events, but not all the time."""
     starved = LoopStarvation()
 
     def is_told() -> bool:

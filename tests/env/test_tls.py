@@ -1,4 +1,4 @@
-"""What may be said about TLS."""
+"""The TLS settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_listeners_beyond_loopback_need_tls_or_a_permission() -> None:
 
 
 def test_listeners_offer_only_authenticated_encryption(tmp_path: Path) -> None:
-    """CBC suites of TLS 1.2 were offered at the endpoints whose TLS is Python's. gRPC has none by itself."""
+    """CBC suites of TLS 1.2 were offered at the endpoints whose TLS is Python's. gRPC offers none by default."""
     cert = tmp_path / "cert.pem"
     trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(cert))
     context = Tls(cert=cert, key=cert).server_context()
@@ -103,7 +103,7 @@ for context in (tls.server_context, tls.client_context):
 
 
 def test_encrypted_key_does_not_prompt_at_the_terminal(tmp_path: Path) -> None:
-    """A node that runs in one would stand still until somebody types it."""
+    """A node on a terminal would wait until someone types the password."""
     made = trustme.CA().issue_cert("localhost")
     key = load_pem_private_key(made.private_key_pem.bytes(), None)
     secret = BestAvailableEncryption(b"secret")

@@ -1,4 +1,4 @@
-"""What a handler may rely on, over real TCP and in the simulated network."""
+"""The guarantees of a handler, over real TCP and in the simulated network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place:
         self._handlers: list[Recorder] = []
 
     def handler(self, handler: Recorder | None = None) -> Recorder:
-        """A new one unless it is given; its connection is closed at the end."""
+        """Return a network, a new one unless it is given, and close its connections at the end."""
         self._handlers.append(handler or Recorder())
         return self._handlers[-1]
 
@@ -58,7 +58,7 @@ class Place:
 
 
 class Recorder:
-    """A handler that keeps what it is told."""
+    """A handler that records its calls."""
 
     def __init__(self) -> None:
         self.stream: Stream
@@ -209,8 +209,8 @@ def test_connection_is_refused_where_nobody_listens(perform: Perform) -> None:
 @pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
 @pytest.mark.parametrize("address", [":3181", "n1:70000", f"{'a' * 64}:3181", "n1..example:3181", "n1\0:3181"])
 def test_malformed_address_is_an_error_of_connect(run: Callable[[Any], None], address: str) -> None:
-    """Bookies that are not ours register what they like. Another error would end the task that connects, and with it
-    every node that hears of such a bookie."""
+    """Other bookies register any text. Another error would end the task that connects, and with it every node that
+    reads such a registration."""
 
     async def scenario() -> None:
         for calling in (None, ssl.create_default_context()):

@@ -1,4 +1,4 @@
-"""What every driver of the metadata store promises about nodes, versions and transactions."""
+"""The promises of every driver of the metadata store about nodes, versions and transactions."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def test_transaction_with_a_failing_change_does_nothing_and_raises_it(
 
 
 async def test_check_of_a_directory_version_detects_a_recreated_one(store: MetadataStore) -> None:
-    """Whose own version is that of the former one."""
+    """The recreated directory has the version of the former one."""
     await store.create("/d")
     for _ in range(2):
         read = (await store.get("/d"))[1].version

@@ -1,4 +1,4 @@
-"""What stands on the metadata store, on every driver: ledgers, ids, layout, registrations."""
+"""The layers on top of the metadata store, on every driver: ledgers, ids, layout, registrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What auto-recovery keeps in the metadata store, on every driver: marks, locks, switches, the auditor's election."""
+"""Auto-recovery's data in the metadata store, on every driver: marks, locks, switches, the auditor's election."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ async def test_removal_whose_answer_was_lost_does_not_remove_the_next_mark() -> 
 
 async def test_lock_whose_mark_cannot_be_read_is_released() -> None:
     class Forgetful(FaultyStore):
-        """Reads nothing of a mark once its lock is there."""
+        """Fails to read a mark once its lock exists."""
 
         async def get(self, path: str) -> tuple[bytes, Stat]:
             if path == paths.mark(SEVEN) and await self.children(paths.MARK_LOCKS):

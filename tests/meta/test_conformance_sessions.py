@@ -1,4 +1,4 @@
-"""What every driver of the metadata store promises about watches and about sessions that break, expire and end."""
+"""The promises of every driver of the metadata store about watches and about sessions that break, expire and end."""
 
 from __future__ import annotations
 

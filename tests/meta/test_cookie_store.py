@@ -71,7 +71,7 @@ async def test_decommissioned_bookie_that_continues_leaves_no_age(store: FaultyS
 
 
 class Lagging(MemoryStore):
-    """At a server that shows what was there before, until somebody syncs."""
+    """At a server that shows the former state until a sync."""
 
     def __init__(self, before: MemoryTree, now: MemoryTree) -> None:
         super().__init__(before)

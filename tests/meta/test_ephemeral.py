@@ -23,7 +23,7 @@ def other(store: FaultyStore) -> MemoryStore:
 
 
 async def held(store: MemoryStore) -> tuple[bytes, bool]:
-    """The node's data and whether it is this session's."""
+    """Return the node's data, and whether it is this session's."""
     data, stat = await store.get(PATH)
     return data, stat.owner == store.session
 
@@ -173,7 +173,7 @@ async def test_on_placed_is_called_for_a_create_whose_answer_was_lost(store: Fau
 async def test_processes_with_one_name_do_not_replace_each_other_all_the_time(
     store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two machines that were given one server's id: each of them sees at once that its node is gone."""
+    """Two machines with the same server id: each of them sees at once that its node is gone."""
 
     async def rest(_seconds: float) -> None:
         await asyncio.Event().wait()  # however long the turns below take
@@ -208,7 +208,7 @@ async def test_repeatedly_replaced_node_is_put_back_ever_more_rarely(
         assert await held(store) == (b"mine", True)
     assert rests == [0.2, 0.4, 0.8, 1.6]
     monkeypatch.setattr(ephemeral, "LOOK_AGAIN_S", 0.01)
-    await kept.publish(b"still mine")  # a hint; and from then on nobody touches it for as long as that
+    await kept.publish(b"still mine")  # a hint; from then on nobody touches the node for that long
     await wait_until(lambda: has_calmed(kept))
     await be_replaced(store)
     await wait_until(lambda: is_mine(store))

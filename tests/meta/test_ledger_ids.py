@@ -38,7 +38,7 @@ async def test_broken_connection_costs_at_most_one_id(store: FaultyStore, fault:
 
 
 async def use_up(tree: MemoryTree, path: str) -> None:
-    """Bring the counter below `path` to its last number."""
+    """Raise the counter below `path` to its last number."""
     tree._nodes[path].births = 2**31 - 1
 
 

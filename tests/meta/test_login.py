@@ -1,4 +1,4 @@
-"""Who a process is to the metadata store, by settings and environment; what must not show the password."""
+"""The login of a process at the metadata store, from settings and environment, and that nothing shows the password."""
 
 from __future__ import annotations
 

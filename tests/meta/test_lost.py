@@ -1,4 +1,4 @@
-"""Entries that were given up stand in a ledger's custom metadata."""
+"""Entries that are marked as lost in a ledger's custom metadata."""
 
 import pytest
 

@@ -56,7 +56,7 @@ async def test_bookie_that_turns_read_only_is_never_in_neither_set(store: Faulty
 
 @pytest.mark.parametrize("last", [True, False])
 async def test_consecutive_moves_end_as_the_last_one_says(store: FaultyStore, nursery: TestNursery, last: bool) -> None:
-    """A disk that is freed while the store is told that it is full."""
+    """The disk is freed while the store is being updated that it is full."""
     bookie = BookieRegistration(store, B1, A1)
     await bookie.start(nursery, readonly=last)
     await let_run()
@@ -95,7 +95,7 @@ async def test_interrupted_move_is_completed_later(
 async def test_registration_of_a_dead_predecessor_is_replaced_at_once(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery
 ) -> None:
-    """It named the address on which this process listens now, so nobody else is behind it."""
+    """It named the address on which this process listens now, so its process is gone."""
     await other.create(paths.available(B1), encode_service_info(A1), ephemeral=True)
     await BookieRegistration(store, B1, A1).start(nursery)
     other.expire()
@@ -181,7 +181,8 @@ async def test_view_stays_unchanged_and_continues_after_any_error(
     monkeypatch: pytest.MonkeyPatch,
     error: type[MetadataError],
 ) -> None:
-    """A node whose task has ended ends: were it for an answer of the metadata store, all nodes would together."""
+    """A node whose task has ended ends. All nodes would end together if an answer of the metadata store could
+    cause it."""
 
     async def refuse(path: str) -> list[str]:
         raise error(f"{path}: not now")
@@ -204,7 +205,7 @@ async def test_view_stays_unchanged_and_continues_after_any_error(
 async def test_bookie_that_becomes_writable_between_two_reads_is_in_one_of_them(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In neither it would be taken for gone."""
+    """A bookie in neither set would count as gone."""
     moving = BookieRegistration(other, B1, A1)
     await moving.start(nursery, readonly=True)
     children = store.children

@@ -1,4 +1,4 @@
-"""Metadata that moves to another store: all of it or none, at rest, once; and no ledger's id is given twice."""
+"""Moves of metadata to another store: complete or nothing, unused, once; and no ledger id is assigned twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSTANCE = "0f8f2d4e-0000-4000-8000-000000000001"
 
 
 async def founded(ledgers: int = 3) -> MemoryStore:
-    """A cluster's metadata, at rest."""
+    """A cluster's metadata that nobody uses."""
     store = MemoryStore()
     await LayoutStore(store).initialise(INSTANCE)
     for _ in range(ledgers):
@@ -53,7 +53,7 @@ async def test_imported_store_equals_the_exported_one(store: MetadataStore) -> N
 
 
 async def test_no_ledger_gets_a_used_id_after_a_move(store: MetadataStore) -> None:
-    """Also not one that was removed before: bookies may have entries of it."""
+    """Also the id of a removed ledger: bookies may have entries of it."""
     source = await founded(ledgers=3)
     await LedgerStore(source).remove(LedgerId(2), 0)
     nodes, instance = await export(source)
@@ -99,8 +99,8 @@ def test_counts_have_the_documented_bytes() -> None:
 
 # docs/protocol.md A12
 async def test_no_bookie_seems_older_than_a_ledger_after_a_move(store: MetadataStore) -> None:
-    """One that was set up anew after a ledger was made may say nothing about what it does not have of it; the file does
-    not tell which was first."""
+    """A bookie that was set up after a ledger was created may not report its entries as absent; the file does not show
+    which was first."""
     source = await founded(ledgers=3)
     await ensure_path(source, paths.cookie(BookieId("10.0.0.1:3181")))
     await restore(store, *await export(source))
@@ -145,7 +145,7 @@ async def test_metadata_that_change_while_read_are_not_exported() -> None:
 
 
 async def test_unfinished_import_makes_no_cluster() -> None:
-    """And what it has left is not taken for an empty place."""
+    """And its remains do not count as an empty place."""
     nodes, instance = await export(await founded())
     store = MemoryStore()
     create = store.create

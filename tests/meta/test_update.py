@@ -8,7 +8,7 @@ from kvstore.meta.update import until_known, update
 
 
 class Cell:
-    """A versioned number whose writes go wrong as told: `faults` holds what happens before each one."""
+    """A versioned number whose writes fail on demand: `faults` has what happens before each one."""
 
     def __init__(self, *faults: Callable[["Cell"], None], reads: tuple[type[Exception], ...] = ()) -> None:
         self.value, self.version = 0, 0

@@ -1,5 +1,5 @@
-"""How the two faces carry out recipes: no call takes longer than its caller has time, and who waits hears at once that
-the session is over."""
+"""How the asyncio and the blocking session carry out recipes: no call outlasts its caller's timeout, and waiting
+callers learn at once that the session is over."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OTHER = b"{t}/lock/l/other"
 
 
 class HandClock(Unjudged):
-    """Goes on when a call takes time."""
+    """A clock that advances when a call takes time."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -51,8 +51,8 @@ class HandClock(Unjudged):
 
 
 class Store:
-    """Answers what sessions ask, with somebody else first in every line, unless a call is slow: that takes all the time
-    that it is given."""
+    """Answers a session's calls as if another session were first in every line. A slow call takes all the time that it
+    gets."""
 
     def __init__(self, clock: HandClock | None = None) -> None:
         self.clock, self.slow = clock, frozenset[str]()
@@ -60,7 +60,7 @@ class Store:
         self.created: dict[bytes, int] = {OTHER: 1}
         self.watched = threading.Event()
         self.told: list[Change] = []
-        """What watches tell."""
+        """Changes that watches return."""
         self.looks = 0
 
     def batch(self, batch: Batch, *, timeout_s: float) -> list[Any]:
@@ -89,7 +89,7 @@ class Store:
             raise error
 
     def next_told(self) -> Change | None:
-        """A change, with what it does."""
+        """Return a change of a key."""
         if not self.told:
             return None
         change = self.told.pop(0)
@@ -99,7 +99,7 @@ class Store:
 
 
 class BlockingChanges:
-    """A watch that tells what the store has it tell, and then nothing."""
+    """A watch that returns the store's changes, and then nothing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -123,7 +123,7 @@ class BlockingChanges:
 
 
 class AsyncChanges:
-    """The same on asyncio."""
+    """The same watch on asyncio."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -132,7 +132,7 @@ class AsyncChanges:
         return self
 
     async def __aexit__(self, *ended: object) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
     async def __anext__(self) -> Change:
         if (change := self._store.next_told()) is not None:
@@ -178,7 +178,7 @@ def test_call_takes_no_longer_than_its_caller_waits(call: str, count: int) -> No
     store = BlockingClient(clock)
     session = Session(store, b"t", env=by_hand(clock)).open()  # type: ignore[arg-type]
     store.slow = frozenset({call})
-    wake, session._wake = session._wake, threading.Event()  # the session's thread, which deletes what is left, sleeps
+    wake, session._wake = session._wake, threading.Event()  # the session's thread, which deletes discarded keys, sleeps
     with pytest.raises(NotInTime, match="the call did not end in time: no answer in time"):
         Lock(session, b"l").acquire(timeout_s=2.0)
     assert store.given == [2.0] * count
@@ -230,7 +230,7 @@ async def test_asyncio_caller_does_not_outwait_its_timeout_behind_other_writes()
 
 @pytest.mark.parametrize("ends", [Session.close, Session._over])
 def test_waiting_caller_is_notified_at_once_when_the_session_ends(ends: Callable[[Session], None]) -> None:
-    """Its ttl is a day: who heard of it then would be here that long."""
+    """Its ttl is a day, so a caller that learned of the end by it would wait that long."""
     store = BlockingClient()
     session = Session(store, b"t", ttl_s=86_400.0).open()  # type: ignore[arg-type]
     heard: list[BaseException] = []
@@ -300,7 +300,7 @@ def test_renewals_of_the_key_in_front_wake_no_waiter() -> None:
     store.told = renewals_and_an_end()
     with Session(store, b"t") as session:  # type: ignore[arg-type]
         Lock(session, b"l").acquire()
-    assert store.looks == 5, "the line, the one in front twice, whether it has released, and the line again"
+    assert store.looks == 5, "the line, the key in front twice, the release note, and the line again"
 
 
 async def test_renewals_of_the_key_in_front_wake_no_asyncio_waiter() -> None:
@@ -356,7 +356,7 @@ async def test_closed_asyncio_session_is_not_opened_again() -> None:
 
 
 def test_worker_of_an_interrupted_caller_stops_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It kept its thread and a watch until the lock was free, or the session over."""
+    """The worker kept its thread and a watch until the lock was free or the session was over."""
     wait = workers.Job.wait
 
     def struck(job: workers.Job[Any], wait_s: float = inf) -> Any:

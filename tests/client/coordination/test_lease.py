@@ -1,4 +1,4 @@
-"""What a session's batches ask, and until when its owner counts on its keys (docs/protocol.md, Q1 to Q3)."""
+"""The batches of a session, and until when its owner relies on its keys (docs/protocol.md, Q1 to Q3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kvstore.proto import kv_pb2
 EXPIRE = kv_pb2.EXPIRE
 A, B = b"{t}/a", b"{t}/b"
 LATE = 16_100_000
-"""The store's date at which the keys go, as the opening has it."""
+"""Expiry of the keys by the store's clock, as the opening sets it."""
 
 
 def opened(**options: Any) -> SessionLease:
@@ -43,7 +43,7 @@ def asked(batch: Batch) -> list[tuple[int, bytes]]:
 
 
 def answer(batch: Batch, *gone: bytes, expires_ms: int = LATE + 1) -> list[Any]:
-    """Have all of it done but to what is `gone`."""
+    """Carry out the batch, except for keys in `gone`."""
     found: dict[int, Any] = {EXPIRE: True, GET: Item(b"", 5, 5, 0, expires_ms)}
     return [each.key not in gone and found.get(each.code, 7) for each in batch.operations]
 
@@ -55,7 +55,7 @@ def write(lease: SessionLease, sent: float, *gone: bytes, renews: bool = False, 
 
 
 def expiries(batch: Batch) -> dict[bytes, tuple[int, bool]]:
-    """When each key goes, and whether that is from then on, or a date."""
+    """Return the expiry of each key, and whether it is relative or a time."""
     given = [(each.key, each.options) for each in batch.operations if each.code in (EXPIRE, PUT)]
     return {key: (of.expires_ms, bool(of.flags & kv_pb2.RELATIVE_TTL)) for key, of in given if of is not None}
 
@@ -70,7 +70,7 @@ def test_batch_checks_the_session_and_renews_all_keys_when_due() -> None:
 
 # docs/protocol.md Q1
 def test_key_written_between_renewals_expires_with_the_others() -> None:
-    """Nothing is written anew, so nobody who watches the session's keys hears of it."""
+    """Nothing is written again, so watches of the session's keys are not called."""
     lease = opened()
     batch = lease.batch(WriteStep(puts={A: b"1"}), 101.0)
     assert asked(batch) == [(CHECK, lease.key), (PUT, A)]
@@ -107,7 +107,7 @@ def test_owner_counts_from_before_the_send_and_less_than_the_ttl() -> None:
 def test_owner_subtracts_more_than_its_clock_can_be_slow_in_a_day() -> None:
     lease = SessionLease(b"t", b"id", TTL_S_MAX)
     lease.opened([5, Item(b"", 5, 5, 0, LATE)], 0.0)
-    slewed = 0.0005  # the most by which adjtime and NTP change a clock's pace
+    slewed = 0.0005  # the most by which adjtime and NTP change a clock's rate
     assert lease.deadline * (1 + slewed) < TTL_S_MAX, "by true time"
 
 
@@ -183,7 +183,7 @@ def test_session_bounds_its_keys_and_bytes() -> None:
 
 
 def test_key_deleted_by_another_thread_is_discarded() -> None:
-    """The one that renews, between a look at the oldest of too many and its end."""
+    """The renewing thread, between reading the oldest of too many keys and deleting it."""
 
     class Racing(dict[bytes, None]):
         def __iter__(self) -> Iterator[bytes]:
@@ -199,7 +199,7 @@ def test_key_deleted_by_another_thread_is_discarded() -> None:
 
 
 def test_large_write_is_accepted_at_any_time_between_renewals() -> None:
-    """The value of a queue's item, by a session with many keys."""
+    """The value of a queue's item, written by a session with many keys."""
     lease = opened()
     write(lease, 100.0, puts={b"{t}/%d" % number + bytes(1000): b"" for number in range(KEYS_MAX)})
     item = operations.put(b"{t}/queue/q/item", bytes(BATCH_BYTES_MAX - 1000))
@@ -210,8 +210,8 @@ def test_large_write_is_accepted_at_any_time_between_renewals() -> None:
 
 
 def test_full_session_reports_its_size_and_the_limit() -> None:
-    """Each renewal writes all of it: what one batch and one entry of the log cannot have is refused before it is
-    there, else the session would end at its next renewal."""
+    """Each renewal writes all keys again. Keys that do not fit into one batch and one log entry are refused before they
+    are written; otherwise the session would end at its next renewal."""
     lease = opened()
     write(lease, 101.0, puts={A: bytes(KEPT_BYTES_MAX - 100)})
     with pytest.raises(SessionFull, match=f"at most {KEPT_BYTES_MAX} bytes of keys and values in a session, got"):

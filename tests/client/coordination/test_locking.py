@@ -1,4 +1,4 @@
-"""Whose turn it is in a line, and what recipes do about it (docs/protocol.md, Q4 and Q5)."""
+"""The order of a line, and what recipes do in it (docs/protocol.md, Q4 and Q5)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREFIX, TURN = b"{t}/lock/l/", b"{t}/turn/lock/l/"
 
 
 def line(*places: tuple[bytes, int, bytes]) -> dict[bytes, Item]:
-    """Keys, the versions with which they were created, and what each wants. All have been renewed since."""
+    """Keys with the versions of their creation and their modes. All have been renewed since."""
     return {key: Item(mode, 90 + created, created, 0, 0) for key, created, mode in places}
 
 
@@ -34,7 +34,7 @@ def test_line_is_in_the_order_of_key_creation() -> None:
     found = line((b"a", 3, EXCLUSIVE), (b"b", 1, EXCLUSIVE), (b"c", 2, EXCLUSIVE))
     assert in_front(found, b"b", EXCLUSIVE) is None
     assert in_front(found, b"c", EXCLUSIVE) == b"b"
-    assert in_front(found, b"a", EXCLUSIVE) == b"c", "the one directly in front: an end wakes one"
+    assert in_front(found, b"a", EXCLUSIVE) == b"c", "the key directly in front: an end wakes one waiter"
     assert first_of(found) == LockKey(b"b", 1)
 
 
@@ -49,7 +49,7 @@ def test_key_that_is_not_in_the_line_holds_nothing() -> None:
 
 
 def begun() -> tuple[SessionLease, Any, bytes]:
-    """Somebody who has asked for a place."""
+    """A session that has requested the lock."""
     lease = SessionLease(b"t", b"id")
     lease.opened([1, Item(b"", 1, 1, 0, 0)], 0.0)
     recipe = acquire(lease, PREFIX, EXCLUSIVE, b"")
@@ -81,7 +81,7 @@ def test_line_is_read_again_after_the_key_in_front_has_gone() -> None:
 # docs/protocol.md Q4
 @pytest.mark.parametrize("is_there", [True, False])
 def test_line_is_not_read_after_a_release_of_the_key_in_front(is_there: bool) -> None:
-    """Behind ten thousand it would take half a second. One's own place must be there still."""
+    """Behind ten thousand keys, reading the line would take half a second. The own key must still exist."""
     _, recipe, key = begun()
     recipe.send([5])
     recipe.send(line((b"holder", 3, EXCLUSIVE), (key, 5, EXCLUSIVE)))
@@ -126,7 +126,7 @@ def test_release_returns_whether_the_lock_was_held() -> None:
 
 
 def test_exclusive_holder_leaves_a_release_note_and_readers_do_not() -> None:
-    """Other readers may hold it still."""
+    """Other readers may still hold the lock."""
     lease = SessionLease(b"t", b"id")
     for mode, told in ((EXCLUSIVE, [(b"k", b""), (TURN, b"7")]), (SHARED, [(b"k", b"")])):
         lease.keys[b"k"] = 1
@@ -139,6 +139,6 @@ def test_exclusive_holder_leaves_a_release_note_and_readers_do_not() -> None:
 
 
 def test_release_note_is_beside_the_line() -> None:
-    """Else it would count as a place."""
+    """Otherwise the note would count as a place in the line."""
     assert release_note_of(PREFIX) == TURN
     assert not TURN.startswith(PREFIX)

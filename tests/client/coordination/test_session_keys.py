@@ -1,4 +1,4 @@
-"""Keys of sessions by name: none takes another one's; barriers count parties (docs/protocol.md, Q1)."""
+"""Keys of sessions by name: no session takes another one's key; barriers count parties (docs/protocol.md, Q1)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_waiter_gets_the_name_when_it_is_free(lease: SessionLease) -> None:
 
 @pytest.mark.parametrize("error", [OutcomeUnknown("lost"), NotInTime("late")])
 def test_name_of_unknown_outcome_is_neither_kept_nor_deleted(lease: SessionLease, error: Exception) -> None:
-    """It may be another session's, or become so."""
+    """The key may belong to another session, now or later."""
     recipe = put(lease, b"worker", b"mine", waits=False)
     next(recipe)
     with pytest.raises(type(error)):
@@ -77,7 +77,7 @@ def test_session_does_not_delete_keys_of_others(lease: SessionLease) -> None:
 
 
 def test_membership_of_unknown_outcome_is_discarded(lease: SessionLease) -> None:
-    """Its key has the session's id: it is nobody else's."""
+    """The key has the session's id, so it belongs to no other session."""
     recipe = join(lease, b"{t}/member/g/", b"1")
     next(recipe)
     with pytest.raises(OutcomeUnknown):

@@ -1,4 +1,4 @@
-"""Which changes wake who waits, and which errors say no more than that the time is over (docs/protocol.md, Q4)."""
+"""Which changes wake a waiter, and which errors mean only that the time is over (docs/protocol.md, Q4)."""
 
 from __future__ import annotations
 

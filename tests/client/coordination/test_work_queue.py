@@ -1,4 +1,4 @@
-"""Items of a queue are one session's at a time, and none is lost (docs/protocol.md, Q6)."""
+"""Items of a queue belong to one session at a time, and none is lost (docs/protocol.md, Q6)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_finished_item_is_deleted_with_its_claim_by_its_holder_only() -> None:
 def test_claim_of_unknown_outcome_is_neither_kept_nor_deleted(
     let_go: Callable[[SessionLease, bytes, Taken], Recipe[None]], error: StoreError, is_kept: bool
 ) -> None:
-    """By then it may be another session's: its name is the item's."""
+    """By then the claim may belong to another session, because its name is the item's."""
     lease = SessionLease(b"t", b"id")
     lease.keys[PREFIX + b"claim-01"] = 1
     recipe = let_go(lease, PREFIX, TAKEN)
@@ -124,7 +124,7 @@ def test_items_are_in_the_order_of_their_tickets() -> None:
         counted = next(recipe)
         assert asked(counted) == [(kv_pb2.INCREMENT, b"tickets"), (kv_pb2.EXPIRE, b"tickets")]
         assert isinstance(counted, WriteStep)
-        assert counted.more[1].options is None, "it never expires: a counter that began again would write over items"
+        assert counted.more[1].options is None, "it never expires: a counter that started again would overwrite items"
         ((code, name),) = asked(recipe.send([ticket, False]))
         assert code == PUT
         names.append(name)
@@ -132,7 +132,7 @@ def test_items_are_in_the_order_of_their_tickets() -> None:
 
 
 def waiting(*names: bytes) -> Callable[..., bool]:
-    """One who waits, and has found no more than these: whether a change wakes it."""
+    """A waiter that has found only these keys: returns whether a change wakes it."""
     recipe = take(PREFIX)
     step = next(recipe)
     while isinstance(step, FindStep):
@@ -149,7 +149,7 @@ def waiting(*names: bytes) -> Callable[..., bool]:
 
 # docs/protocol.md Q6
 def test_waiter_wakes_once_for_an_item_that_another_takes_and_finishes() -> None:
-    """Else a hundred who wait read the queue, each some times, for each item of one of them."""
+    """Otherwise a hundred waiters would read the queue several times for each item that one of them takes."""
     woken = waiting(b"tickets")
     changes = [
         (b"tickets", 10, 2),
@@ -172,13 +172,13 @@ def test_waiter_wakes_when_an_item_taken_after_its_read_is_given_back() -> None:
     assert woken(b"claim-02", 15)
     assert not woken(b"item-02", 16)
     assert not woken(b"claim-02", 17)
-    assert woken(b"claim-01", 18), "of another one that is done no more is said"
+    assert woken(b"claim-01", 18), "a later item's end is unrelated"
 
 
 # docs/protocol.md Q6
 @pytest.mark.parametrize("is_taken_over", [False, True])
 def test_waiter_wakes_for_an_item_with_a_reused_ticket(*, is_taken_over: bool) -> None:
-    """Tickets begin again where an operator has emptied the queue. Who has seen that would sleep for ever."""
+    """Tickets start again where an operator has emptied the queue. A waiter that saw that would sleep forever."""
     woken = waiting(b"claim-01", b"item-01", b"tickets")
     assert not woken(b"item-01", 10)
     assert not woken(b"claim-01", 11), "of one that is done"
@@ -187,11 +187,11 @@ def test_waiter_wakes_for_an_item_with_a_reused_ticket(*, is_taken_over: bool) -
         woken(b"item-01", 12)
     assert woken(b"item-01", 13, 13)
     assert not woken(b"claim-01", 14, 14)
-    assert woken(b"claim-01", 15), "its session has ended, and the item is there"
+    assert woken(b"claim-01", 15), "its session has ended, and the item exists"
 
 
 def test_waiter_that_saw_only_claims_wakes_for_each_deleted_one() -> None:
-    """Behind them there may be items that nobody has."""
+    """There may be free items behind the claims."""
     woken = waiting(*(b"claim-%04d" % number for number in range(LOOKED_AT)))
     assert not woken(b"item-0001", 20)
     assert woken(b"claim-0001", 21)

@@ -1,4 +1,4 @@
-"""Callers of a client who wait because as much is under way as may be."""
+"""Callers of a client that wait because too many operations are in flight."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
 async def test_waiting_callers_are_not_woken_needlessly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else many at once cost the square of their number, and are refused by the time that this takes."""
+    """Otherwise the cost is quadratic in the number of callers, and their deadlines pass meanwhile."""
     count, tried = 5 * IN_FLIGHT_MAX, 0
     begin = Numbering.begin
 
@@ -69,11 +69,11 @@ async def test_caller_that_stops_waiting_keeps_no_slot() -> None:
 
 
 class Threads:
-    """Callers of a blocking client whose partition has no room, in the order of coming."""
+    """Callers of a blocking client whose partition has no free slot, in order of arrival."""
 
     def __init__(self) -> None:
         self.engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=("127.0.0.1:1",)))
-        self.engine._read_at = self.engine.env.clock.now() + PATIENCE_S  # nobody asks for a topology
+        self.engine._read_at = self.engine.env.clock.now() + PATIENCE_S  # prevents topology reads
         self.numbering = self.engine.seen.numberings["p1"]
         self.under_way = [operations.get(b"k") for _ in range(IN_FLIGHT_MAX)]
         for each in self.under_way:

@@ -26,7 +26,7 @@ def endpoint(servers: Servers, id: str) -> str:
 
 
 def url(ours: Servers, theirs: Servers, *, patience: str = PATIENT) -> str:
-    """Ours first, so that the client is of that cluster."""
+    """Own addresses first, so that the client belongs to that cluster."""
     return f"kv://{endpoint(ours, 'n1')},{endpoint(theirs, 'n1')}{patience}"
 
 
@@ -102,7 +102,7 @@ def test_client_notices_another_cluster_at_a_known_address() -> None:
 
 # docs/protocol.md P12
 def test_client_uses_no_server_of_another_cluster_at_its_own_address() -> None:
-    """The others of its cluster are there, and they alone are asked for the topology."""
+    """The other servers of its cluster answer, and only they are asked for the topology."""
     ours, theirs = ModelCluster(id=OURS), ModelCluster(servers=1, id=THEIRS)
     with serving_in_a_thread(ours) as before, Client(before.patient_url) as client:
         engine = client._engine
@@ -126,7 +126,7 @@ def test_client_uses_no_server_of_another_cluster_at_its_own_address() -> None:
                     assert found.value == b"1"
                     client.put(key, b"1")
             before.kill_from_outside(ours.ids[0])
-            for favourite in range(3):  # whoever forwards to its successor
+            for favourite in range(3):  # requests for this leader are forwarded to its successor
                 engine._favourite = favourite
                 client.put_many(dict.fromkeys(keys, b"2"))
             assert not any(each.data for each in theirs.partitions.values())
@@ -160,7 +160,7 @@ async def test_nothing_is_written_to_another_cluster_at_a_known_address(*, has_s
 
 
 async def test_server_is_called_by_its_id_when_it_knows_no_clusters() -> None:
-    """One of 0.1, in a cluster that is being upgraded: another one has told the cluster's id."""
+    """A server of version 0.1, in a cluster that is being upgraded; another server has reported the cluster's id."""
     async with serving(ModelCluster(id=OURS)) as servers:
         for each in servers.streams.values():
             each._cluster = ""

@@ -1,4 +1,4 @@
-"""Many operations of one call of the blocking client: how often they are sent, and how often it asks where to."""
+"""Many operations of one call of the blocking client: how often they are sent, and how often the topology is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = [b"%d" % number for number in range(COUNT)]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Where topologies were asked for."""
+    """Addresses that were asked for a topology."""
     addresses = list[str]()
     topology = BlockingLink.topology
 
@@ -92,7 +92,7 @@ def test_operations_that_fail_together_request_one_topology(asked: list[str]) ->
 def test_operation_refused_by_an_overloaded_server_keeps_its_deadline(
     monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """It would be sent again and again without a pause, by all its clients, as long as one is done each time."""
+    """Otherwise all clients would resend it without a pause, as long as one operation is done each time."""
     cluster = ModelCluster(1, 3)
     with serving_in_a_thread(cluster) as servers, Client(servers.patient_url) as client:
         engine = client._engine
@@ -121,4 +121,4 @@ def test_operation_refused_by_an_overloaded_server_keeps_its_deadline(
         with pytest.raises(Overloaded):
             getattr(client, call)(*arguments, timeout_s=20.0)
         assert goes == 1
-        assert engine.env.clock.now() - began < 30.0 + 20.0, "its time was over behind the first answers"
+        assert engine.env.clock.now() - began < 30.0 + 20.0, "its deadline starts with the first answers"

@@ -1,6 +1,5 @@
-"""A process that is forked while a client is open: two processes with one client's request ids, and its connections.
-
-Nothing here calls gRPC: with servers in this process it ends some children by itself."""
+"""A process that is forked while a client is open: two processes with one client's request ids and connections. Nothing
+here calls gRPC, because with servers in this process it ends some children by itself."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ KEY = b"counter"
 
 
 class Parents:
-    """Stands for a link of the parent's. Nobody may use or end it in the child."""
+    """Replaces a link of the parent's. Nobody may use or end it in the child."""
 
     is_broken = False
 
@@ -47,17 +46,17 @@ class Parents:
 
 
 def in_a_child(work: Callable[[], str]) -> str:
-    """What `work` gives, or raises, in a child that ends behind it."""
-    gc.collect()  # gRPC's of other tests, which joins a thread of the parent's: in the child it would wait for ever
+    """Return or raise the result of `work` in a child that ends afterwards."""
+    gc.collect()  # gRPC's hook of other tests, which joins a thread of the parent's: in the child it would wait forever
     told, tells = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent's stay behind: so it is meant
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent stay behind on purpose
         child = os.fork()
     if not child:
-        signal.alarm(int(PATIENCE_S))  # one that waits for a lock for ever
+        signal.alarm(int(PATIENCE_S))  # a child that waits for a lock forever
         try:
             found = work()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the parent says
+        except BaseException as error:  # noqa: BLE001  # the parent reports any error
             found = repr(error)
         os.write(tells, found.encode())
         os._exit(0)
@@ -123,7 +122,7 @@ async def test_async_client_refuses_calls_in_a_child_and_sends_nothing() -> None
 async def test_parents_connections_stay_referenced_in_all_descendants(
     kind: type[Any],
 ) -> None:
-    """gRPC ends those that nobody holds, or waits for threads that are not here."""
+    """gRPC ends unreferenced objects, or waits for threads that do not exist in the child."""
     engine = kind(library_env("test"), CONFIG)
     links = engine if kind is BlockingEngine else engine.links
     links._links = {"127.0.0.1:1": Parents()}
@@ -141,7 +140,7 @@ async def test_parents_connections_stay_referenced_in_all_descendants(
 
 
 def watch_of(kind: type[Any], **more: Any) -> Any:
-    """One that a server has told a change."""
+    """A watch that has received a change."""
     reading = WatchCursor(WatchedKeys(b"", b""), None, {})
     reading.take(kv_pb2.WatchResponse(partition="p1", sequence=1, changes=[kv_pb2.Change(key=b"k", sequence=1)]))
     watch = kind(library_env("test"), CONFIG, reading, lambda: ["127.0.0.1:1"], **more)
@@ -200,7 +199,7 @@ def test_parents_client_and_feed_reader_are_refused_in_a_child() -> None:
 
 
 def test_child_holds_no_lock_and_no_session_of_the_parent() -> None:
-    """Only the parent hears that it is released. The child may not wait for what a thread of the parent's holds."""
+    """Only the parent learns that the lock is released. The child must not wait for locks of the parent's threads."""
     store = driving.BlockingClient()
     store.created.clear()
     with Session(store, b"t") as session:  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Which error ends what no server knows the user of."""
+"""The error of a call when servers reject the login."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_refusal_of_a_served_login_is_final_only_on_a_new_connection() -> None:
 
 
 def test_asyncio_callers_get_their_own_copy_of_the_last_error() -> None:
-    """Whoever raises one that is kept has it keep his frames, and all of those who caught it before."""
+    """Raising a kept exception again makes it keep the frames of all its callers."""
     nothing: Any = None
     config = ClientConfig(endpoints=("a",))
     links = AsyncLinks(

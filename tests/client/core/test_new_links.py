@@ -1,5 +1,5 @@
-"""A connection that cannot be made just now: files of certificates or passwords are being replaced, or the process has
-as many files open as it may."""
+"""A connection that cannot be opened for a moment: certificate or password files are being replaced, or the process has
+too many open files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ERRORS = [FileNotFoundError("ca.pem"), ConfigError("no password")]
 
 
 def away(error: Exception, open_channel: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the first two connections fail."""
+    """Make the first two connections fail."""
     left = [error, error]
 
     def opens(*args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The blocking client looks at the topology every ten seconds, in the time of a caller who wants something else."""
+"""The blocking client reads the topology every ten seconds, in the time of a caller that wants something else."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def test_topology_read_leaves_half_of_the_time_to_the_call(monkeypatch: pytest.M
 
 
 def test_links_to_removed_servers_are_closed() -> None:
-    """Nobody asks these, so nobody would find them broken. One was among the client's endpoints."""
+    """Nobody asks removed servers, so nobody would find their links broken. One of them was an endpoint of the
+    client."""
     endpoint, named = "127.0.0.1:9", "127.0.0.1:19"
     with serving_in_a_thread(ModelCluster()) as servers, Client(f"{servers.url},{endpoint}{PATIENT}") as client:
         engine = client._engine

@@ -15,7 +15,7 @@ from tests.env.namespaces import need_mounts, run_mounted
 
 PROGRAM = "import runpy; runpy.run_module('tests.client.naming.named', run_name='__main__')"
 QUICK_S = 2.0
-"""The system's own lookup takes 10 s where half of the answers are missing."""
+"""The system's own lookup takes 10 s if half of the answers are missing."""
 
 
 def told(tmp_path: Path, mode: str) -> dict[str, Any]:

@@ -28,11 +28,11 @@ SHORT_S = 0.1
 
 
 class Service:
-    """What the system's lookup answers. A lookup that hangs ends when the service is let go."""
+    """The system's lookup, scripted. A lookup that hangs ends when the service is released."""
 
     def __init__(self) -> None:
         self.answers: dict[Any, list[str] | OSError | None] = {V4: ["127.0.0.1"], V6: ABSENT}
-        """None: it hangs."""
+        """None: the lookup hangs."""
         self.asked: Counter[str] = Counter()
         self.let_go = threading.Event()
         self.now = 100.0
@@ -50,7 +50,7 @@ class Service:
 
 
 class TickingService(Service):
-    """The same, and time passes."""
+    """Look up, and let time pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_family_that_hangs_does_not_delay_the_other(ticking: TickingService) -> 
     for _ in range(20):
         assert ticking.names.find("n1", PATIENCE_S) == ("127.0.0.1",)
     assert time.monotonic() - begun < PATIENCE_S / 2
-    assert ticking.asked["n1"] == 2, "the one that hangs is waited for, not asked for again"
+    assert ticking.asked["n1"] == 2, "the hanging lookup is awaited, not repeated"
 
 
 def test_lookup_that_hangs_ends_in_time_for_all_callers(ticking: TickingService) -> None:
@@ -204,8 +204,8 @@ def test_child_of_a_fork_looks_names_up_itself(ticking: TickingService) -> None:
 def test_failed_lookup_of_a_cancelled_caller_is_no_error_of_the_loop(
     run: Callable[[Any], None], ticking: TickingService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The event loop's own lookup left "Future exception was never retrieved" behind for each connection that was given
-    up while its name was looked up."""
+    """The event loop's own lookup left "Future exception was never retrieved" behind for each connection that was
+    cancelled while its name was looked up."""
     ticking.answers[V4] = ticking.answers[V6] = None
     problems: list[Any] = []
 

@@ -34,7 +34,7 @@ def open_umask() -> Iterator[None]:
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """A folder with one file of each kind of secret, of mode 0600."""
+    """Create a folder with one file of each kind of secret, of mode 0600."""
     issued = trustme.CA().issue_cert("127.0.0.1")
     write_private(tmp_path / "own.pem", issued.private_key_and_cert_chain_pem.bytes())
     write_private(tmp_path / "password", b"word\n")

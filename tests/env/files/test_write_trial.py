@@ -1,5 +1,4 @@
-"""Whether a directory takes files is found out by making one: on real file systems that are read-only or full, and
-with each step failing."""
+"""Trials of directories: on real file systems that are read-only or full, and with each step failing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of the log are written by a thread of their own: callers never wait for it, and what is dropped is counted."""
+"""A thread of its own writes the lines of the log: callers never wait for it, and dropped lines are counted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger("kvstore.tests.log_writer")
 
 
 class PipeSink:
-    """Writes into a pipe; nobody reads it before the test does."""
+    """Writes into a pipe that nobody reads before the test does."""
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
@@ -52,7 +52,7 @@ def test_log_writer_drops_and_counts_lines_while_a_pipe_is_full() -> None:
     began = time.monotonic()
     accepted = sum(writer.put(sink, "x" * 1000) for _ in range(LINES_MAX))
     assert BYTES_MAX // 1000 <= accepted < LINES_MAX
-    # A full pipe holds 64 lines: if calls waited for it, thousands would.
+    # A full pipe holds 64 lines. If calls waited for it, thousands of them would.
     assert time.monotonic() - began < PATIENCE_S
     assert writer.dropped == LINES_MAX - accepted
     with open(sink.reader, "rb") as reader:
@@ -100,7 +100,7 @@ def test_audit_lines_are_queued_while_log_lines_fill_the_queue() -> None:
 
 
 class HeldSink:
-    """Writes into a list once the test lets it."""
+    """Writes into a list once the test allows it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -124,7 +124,7 @@ def test_flush_under_the_handlers_lock_does_not_deadlock(
     monkeypatch.setattr(log_writer.log, "propagate", False)
     assert writer.put(sink, "kept")
     assert not writer.put(sink, "dropped")
-    with handler.lock or nullcontext():  # as logging.shutdown holds it
+    with handler.lock or nullcontext():  # as logging.shutdown does
         sink.let.set()
         wait_until_blocking(lambda: len(sink.lines) == 2, what="the report of dropped lines")
         assert writer.flush()
@@ -134,7 +134,7 @@ def test_flush_under_the_handlers_lock_does_not_deadlock(
 
 
 class ClosedSink:
-    """A stream that somebody has closed."""
+    """A stream that was closed."""
 
     def write(self, line: str) -> None:
         raise ValueError("I/O operation on closed file")

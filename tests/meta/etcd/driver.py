@@ -28,7 +28,7 @@ class EtcdDriver:
         await states.wait_for(SessionState.CONNECTED)
 
     async def expire(self, store: MetadataStore) -> None:
-        """As an expiry ends it: the lease goes, and all keys that are tied to it."""
+        """End the session as an expiry does: the lease and all keys on it are deleted."""
         states = States(store)
         link = EtcdLink(self._address.partition("/")[0], None)
         await link.revoke(store.session)

@@ -1,4 +1,4 @@
-"""The etcd driver on paper: keys of nodes, bytes of values, and what its stream of watches goes on from."""
+"""The etcd driver without a server: keys of nodes, bytes of values, and where its watch stream continues."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_address_names_the_kind_of_store(text: str, found: Address) -> None:
 
 
 class ScriptedLink:
-    """Answers each watch by the next list of answers; breaks when there are no more."""
+    """Answers each watch with the next list of answers, and breaks when there are no more."""
 
     endpoint = "scripted"
 
@@ -190,7 +190,7 @@ async def test_all_watches_are_called_after_a_compaction() -> None:
 
 
 async def test_refused_stream_ends_the_connection() -> None:
-    """Asked for again at once, it would be refused as often as this process can ask."""
+    """A watch that is requested again at once would be refused as often as this process can ask."""
     link = ScriptedLink([WatchResponse(canceled=True, cancel_reason="permission denied")], [], [])
     session = await followed(link, EtcdWatches(KEYS))
     assert (link.asked, link.broken.is_set()) == ([5], True)

@@ -1,4 +1,4 @@
-"""Users and passwords of etcd. A real server that asks for them."""
+"""Users and passwords of etcd. A real server that requires them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKEN_TTL_S = 1
 
 def etcdctl(address: str, *arguments: str) -> None:
     tool = find_etcd().with_name("etcdctl")
-    patience = (f"--command-timeout={PATIENCE_S:g}s", f"--dial-timeout={PATIENCE_S:g}s")  # of its own it has little
+    patience = (f"--command-timeout={PATIENCE_S:g}s", f"--dial-timeout={PATIENCE_S:g}s")  # its own environment is small
     command = [str(tool), f"--endpoints=http://{address}", *patience, *arguments]
     environ = os.environ | {"ETCDCTL_API": "3"}
     subprocess.run(command, check=True, capture_output=True, timeout=2 * PATIENCE_S, env=environ)
@@ -36,7 +36,7 @@ def etcdctl(address: str, *arguments: str) -> None:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[EtcdProcess]:
-    """A server where the user kvstore may do all below /kv, and nothing beside it."""
+    """A server where the user kvstore may do everything below /kv, and nothing elsewhere."""
     process = start_standalone(tmp_path / "etcd", settings=("--auth-token-ttl", str(TOKEN_TTL_S)))
     for arguments in (
         ("user", "add", "root:admin"),
@@ -82,7 +82,7 @@ async def test_session_does_everything_as_its_user(guarded: EtcdProcess) -> None
         await store.close()
 
         async def is_over() -> bool:
-            """At once, unless etcd takes longer than a close waits: then with the lease."""
+            """At once, unless etcd takes longer than a close waits; then with the lease."""
             return await other.children("/") == ["n-0000000001"]
 
         await wait_until(is_over, what="the session's node is gone")

@@ -1,4 +1,4 @@
-"""In which order the etcd driver does what is asked of it at once, or asked and given up. Real servers."""
+"""The order in which the etcd driver carries out concurrent and cancelled calls. Real servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_sequential_number_of_another_writer_is_not_used_twice(etcd_prefix
 
 
 async def test_sequential_numbers_of_a_process_are_assigned_one_by_one(etcd_prefix: str, connect: Connect) -> None:
-    """All at once, each would be given by the last of a hundred attempts: whenever all partitions begin a ledger."""
+    """Concurrent calls would each be the last of a hundred attempts, for example when all partitions begin a ledger."""
     store = await connect(etcd_prefix)
     await store.create("/d")
     link = store._session.link
@@ -58,7 +58,7 @@ async def test_cancelled_call_disturbs_no_other(etcd_prefix: str, connect: Conne
 
 
 async def test_cancelled_write_is_done_before_later_calls(etcd_prefix: str, connect: Connect) -> None:
-    """As in ZooKeeper. A replica that is stopped while it claims looks for its claim, to take it back."""
+    """As in ZooKeeper. A replica that is stopped while it claims looks for its claim, to withdraw it."""
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     link = store._session.link
     assert link is not None
@@ -93,7 +93,7 @@ async def test_cancelled_write_is_done_before_later_calls(etcd_prefix: str, conn
 async def test_cancelled_call_without_an_answer_blocks_no_other_forever(
     own_etcd: EtcdProcess, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor is what became of it an error that nobody has seen."""
+    """Its outcome must not be reported as an exception that nobody retrieved, either."""
     store = await connect(f"{own_etcd.address}/kv", session_timeout_s=1000)
     is_sent = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The etcd driver when etcd is in trouble: killed, silent, compacted, or gone for long; and two who write at once. Real
+"""The etcd driver when etcd is killed, silent, compacted, or away for long; and two concurrent writers. Real
 servers."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def connect() -> AsyncIterator[Connect]:
 
 
 def before_its_next_commit(store: EtcdStore, action: Action) -> None:
-    """Let another be first: between what the store's next write reads and its commit."""
+    """Let another writer be first: between the reads of the store's next write and its commit."""
     link = store._session.link
     assert link is not None
     txn, waiting = link.txn, [action]
@@ -114,7 +114,7 @@ async def test_path_that_another_creates_meanwhile_exists(etcd_prefix: str, conn
 
 
 async def test_node_replaced_in_one_step_is_a_new_one(etcd_prefix: str, connect: Connect) -> None:
-    """For etcd it is one key put once more."""
+    """For etcd it is one key that is put again."""
     store = await connect(etcd_prefix)
     await store.create("/a")
     await store.set("/a", b"1", 0)
@@ -143,7 +143,7 @@ async def test_children_are_found_over_pages_without_their_descendants(
 
 
 async def listed_by_pages(store: EtcdStore, before_page: Callable[[int], Awaitable[object]]) -> list[str]:
-    """The children of /d, with something done before each page but the first."""
+    """The children of /d, with an action before each page but the first."""
     link = store._session.link
     assert link is not None
     pages, read = 0, link.range
@@ -197,7 +197,7 @@ async def test_list_whose_revision_is_compacted_is_read_again(
 
 
 async def test_late_request_of_an_earlier_connection_is_not_done(etcd_prefix: str, connect: Connect) -> None:
-    """Its caller was told that the outcome is unknown, has read since, and acts on what it saw."""
+    """The caller got an unknown outcome, has read since, and acts on what it saw."""
     store = await connect(etcd_prefix)
     assert store._session.link is not None
     earlier = store._session.link.guard
@@ -217,7 +217,7 @@ async def test_expired_session_writes_nothing(etcd_prefix: str, connect: Connect
     raw = EtcdLink(etcd_prefix.partition("/")[0], None)
     lease = store.session
     before_its_next_commit(store, lambda: raw.revoke(lease))
-    with pytest.raises(MetadataError):  # refused by etcd, or by the driver, which hears of it at the same time
+    with pytest.raises(MetadataError):  # refused by etcd, or by the driver, which learns of it at the same time
         await store.set("/a", b"late", 0)
     assert (await other.get("/a"))[0] == b""
     await raw.close()
@@ -243,7 +243,7 @@ async def test_session_survives_a_killed_and_restarted_server(own_etcd: EtcdProc
 
 
 async def kill_and_replace(store: EtcdStore, etcd: EtcdProcess, replace: Callable[[Path], object]) -> EtcdProcess:
-    """Restart it on what `replace` has made of its directory."""
+    """Restart the server on a directory that `replace` has changed."""
     states = States(store)
     etcd.kill()
     if store.state is SessionState.CONNECTED:
@@ -256,7 +256,7 @@ async def kill_and_replace(store: EtcdStore, etcd: EtcdProcess, replace: Callabl
 async def test_older_copy_of_etcd_is_not_used_and_the_later_one_is(
     own_etcd: EtcdProcess, connect: Connect, tmp_path: Path
 ) -> None:
-    """Ids would be given again, and what was made since would be taken for deleted."""
+    """Ids would be assigned again, and later ledgers would count as deleted."""
     store, older, later = await connect(f"{own_etcd.address}/kv"), tmp_path / "older", tmp_path / "later"
     process = await kill_and_replace(store, own_etcd, lambda data: shutil.copytree(data, older))
 
@@ -302,7 +302,7 @@ async def test_calls_in_flight_at_a_server_death_are_unknown_and_not_sent_late(
 
 
 async def test_silent_server_is_noticed_and_calls_end_in_time(own_etcd: EtcdProcess, connect: Connect) -> None:
-    """For longer than the session lives: whether it has outlived that, etcd decides once it runs again."""
+    """For longer than the session lives. etcd decides whether the session has expired once it runs again."""
     store = await connect(f"{own_etcd.address}/kv", session_timeout_s=3)
     await store.create("/e", ephemeral=True)
     states, loop, store._call_timeout_s = States(store), asyncio.get_running_loop(), 0.2
@@ -333,7 +333,7 @@ async def test_silent_server_is_noticed_and_calls_end_in_time(own_etcd: EtcdProc
 
 
 async def test_call_without_an_answer_ends_its_connection(own_etcd: EtcdProcess, connect: Connect) -> None:
-    """Before a renewal of the lease finds out: this one's is due in minutes."""
+    """Before a renewal of the lease finds out: the next one is due in minutes."""
     store = await connect(f"{own_etcd.address}/kv", session_timeout_s=1000, call_timeout_s=0.2)
     states = States(store)
     own_etcd.pause()
@@ -395,7 +395,7 @@ async def test_lost_endpoint_is_replaced_by_another_in_the_same_session(
 async def test_dead_endpoint_does_not_get_the_time_of_a_slow_one(
     etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host that is down takes no connection; after a long outage the others would be found too late for a lease."""
+    """A host that is down accepts no connection; after a long outage the others would be found too late for a lease."""
     monkeypatch.setattr(session_module, "ATTACH_FIRST_S", 1000.0)
     monkeypatch.setattr(session_module, "OPEN_MAX_S", 0.1)
     monkeypatch.setattr(Random, "randrange", lambda self, count: 0)
@@ -467,7 +467,7 @@ async def test_missing_server_is_reported_in_time_with_the_reason(connect: Conne
 
 
 async def test_error_quotes_a_server_that_refuses_this_client(own_etcd: EtcdProcess, connect: Connect) -> None:
-    """Not for a server that is away would its operator look at who may ask it."""
+    """The operator must not search for a server that is down when the problem is a permission."""
     channel = grpc.aio.insecure_channel(own_etcd.address)
     for method, request in (
         ("UserAdd", {1: "root", 2: "secret"}),

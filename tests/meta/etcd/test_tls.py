@@ -23,7 +23,7 @@ pytestmark = pytest.mark.needs_etcd
 
 
 class Secured:
-    """A server that speaks TLS only with those who have a certificate of its authority."""
+    """A server that accepts only clients with a certificate of its authority."""
 
     def __init__(self, folder: Path, host: str) -> None:
         self.folder, self.authority = folder, trustme.CA()

@@ -28,7 +28,7 @@ SAID = "older copy of itself"
 
 
 class Ensemble:
-    """A metadata store that can be restored to a copy, under sessions that go on."""
+    """A metadata store that can be restored to a copy, under sessions that continue."""
 
     def __init__(self) -> None:
         self.tree = MemoryTree()
@@ -42,7 +42,7 @@ class Ensemble:
         return dict(self.tree._nodes)
 
     def restore(self, copy: dict[str, TreeNode], *, reconnects: bool = True) -> None:
-        """Sessions live on, as ZooKeeper's do, and transactions are above all that were before."""
+        """Restore a copy. Sessions continue, as ZooKeeper's do, and transactions are above all former ones."""
         for store in self.stores:
             store.suspend()
         self.tree._nodes = dict(copy)
@@ -71,7 +71,7 @@ async def opened(inner: MemoryStore, directory: Path, node: str = "n1") -> Async
 
 
 async def settled(store: VerifiedStore) -> None:
-    """Until the store has acknowledged a mark of all that has happened."""
+    """Wait until the store has acknowledged a mark of everything that has happened."""
 
     async def is_settled() -> bool:
         mark = store._verifier.mark
@@ -135,7 +135,7 @@ async def test_older_copy_is_recognised_at_the_start_by_the_file(ensemble: Ensem
 
 # docs/protocol.md B29
 async def test_version_below_one_seen_before_is_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
-    """Also where the copy has the mark: nothing was new to this process when it was made."""
+    """Also if the copy has the mark: nothing was new to this process when the copy was made."""
     inner, other = ensemble.session(), ensemble.session()
     async with opened(inner, tmp_path) as store:
         await other.create("/list", b"0")
@@ -191,8 +191,8 @@ async def test_process_that_writes_sees_its_own_versions(ensemble: Ensemble, tmp
 
 
 class Lagging(LaggingStore):
-    """A member that is behind, until it has taken part in a request on which all agree. A sync does not suffice, as
-    with one that a deposed leader answers."""
+    """A member that lags until it takes part in a request on which all agree. A sync does not suffice, as with a
+    deposed leader."""
 
     async def sync(self, path: str) -> None:
         await MemoryStore.sync(self, path)
@@ -258,7 +258,7 @@ async def test_mark_of_another_process_ends_the_use_of_the_store(ensemble: Ensem
 
 # docs/protocol.md B29
 async def test_damaged_file_does_not_make_the_store_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
-    """One bit that turns over would stop every node of the cluster."""
+    """A single flipped bit would stop every node of the cluster."""
     async with opened(ensemble.session(), tmp_path) as store:
         await store.create("/a")
         await settled(store)
@@ -320,7 +320,7 @@ async def test_unchanged_metadata_cost_no_writes(ensemble: Ensemble, tmp_path: P
 
 
 async def test_store_without_the_cluster_is_judged_by_other_checks(ensemble: Ensemble, tmp_path: Path) -> None:
-    """docs/protocol.md G23: a place that was formatted is another cluster, or none, and no copy."""
+    """docs/protocol.md G23: a store that was formatted is another cluster or none, and not a copy."""
     async with opened(ensemble.session(), tmp_path) as store:
         await store.create("/a")
         await settled(store)

@@ -91,7 +91,7 @@ def right(number: int) -> GrantRight:
 
 @cache
 def nearly_full() -> tuple[AccessTable, int]:
-    """A table, and the number of the first right that it has no room for."""
+    """Return a table, and the number of the first permission that does not fit."""
     table = AccessTable(roles=tuple(Role(f"r{number}") for number in range(9)))
     for number in range(540):
         larger = applied(table, right(number))

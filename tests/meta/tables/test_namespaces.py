@@ -1,4 +1,4 @@
-"""The table of namespaces in the metadata store, and what is the same for every table."""
+"""The table of namespaces in the metadata store, and the behaviour of every table."""
 
 from contextlib import suppress
 

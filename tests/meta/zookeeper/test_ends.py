@@ -34,7 +34,7 @@ def client() -> GuardedClient:
 
 
 def dropped(*_: object) -> None:
-    """What kazoo makes of a server that goes away within a login, and of one that refuses it."""
+    """Kazoo's behaviour with a server that goes away within a login, and with one that refuses it."""
     raise AuthFailedError("Connection dropped in SASL") from ConnectionDropped("socket connection broken")
 
 
@@ -79,7 +79,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_next_client_continues_the_session_once_there_is_a_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where there was none for a moment nobody tried again."""
+    """If there was no descriptor for a moment, nobody tried again."""
     make, failures = PipeHandler.create_socket_pair, [OSError(EMFILE, "too many open files")] * 2
 
     def make_or_fail(handler: PipeHandler) -> tuple[PipeEnd, PipeEnd]:
@@ -109,7 +109,7 @@ async def test_next_client_continues_the_session_once_there_is_a_descriptor(
 async def test_server_that_answers_no_connection_is_left_before_the_session_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """ZooKeeper does so while it starts; with one server each session was lost that met that moment."""
+    """ZooKeeper does so while it starts. With one server, each session that met that moment was lost."""
     timeout_s, came, waited_s, invoke = 3.0, list[int](), list[float](), ConnectionHandler._invoke
 
     def asked(handler: ConnectionHandler, timeout_s: float, *what: Any) -> Any:
@@ -142,7 +142,7 @@ def test_host_that_is_off_leaves_some_of_the_sessions_time_for_others(monkeypatc
 
 
 async def test_next_login_after_a_refused_one_is_delayed() -> None:
-    """Its thread ends then, too, and that started the next client at once."""
+    """The thread ends then, too, and that started the next client at once."""
     session = ZooKeeperSession(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
     loop, delays = session._loop, list[float]()
     session._loop = cast("Any", SimpleNamespace(call_later=lambda delay_s, *_: delays.append(delay_s)))

@@ -1,4 +1,4 @@
-"""Logins and ACLs in ZooKeeper: who made a node may use it, and nobody else. Real servers."""
+"""Logins and ACLs in ZooKeeper: only the creator of a node may use it. Real servers."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_nodes_of_another_user_are_named_and_left(zookeeper_chroot: str) -
 
 @pytest.fixture
 def sasl_zookeeper(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
-    """A server that takes nobody who does not log in by SASL."""
+    """A server that accepts only logins by SASL."""
     pytest.importorskip("puresasl", reason="the extra sasl is not installed")
     jaas = tmp_path / "jaas.conf"
     jaas.write_text(JAAS.format())

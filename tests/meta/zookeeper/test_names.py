@@ -1,4 +1,4 @@
-"""ZooKeeper's servers by name: one whose lookup hangs keeps nobody from the others."""
+"""ZooKeeper's servers by name: a lookup that hangs keeps nobody from the other servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.meta.zookeeper.session import GuardedClient
 from tests.waiting import PATIENCE_S
 
 HANGING = 5
-"""Servers whose names hang: one lookup after the other would take so many times as long as one."""
+"""Servers whose names hang: one lookup after the other would take this many times as long as one."""
 
 
 def test_server_whose_name_hangs_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

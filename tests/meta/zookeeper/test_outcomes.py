@@ -1,4 +1,4 @@
-"""What an error of kazoo's says of the call that it ends: refused, not sent, or perhaps done. No server."""
+"""The meaning of kazoo's errors for a call: refused, not sent, or possibly done. No server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvstore.wal.lists import LedgerLists
         (kazoo.NoChildrenForEphemeralsError(), MetadataError),
         (kazoo.QuotaExceededError(), MetadataError),
         (kazoo.ConnectionLoss(), MetadataUnknown),
-        (kazoo.MarshallingError(), MetadataUnknown),  # of any error of the server's once the change is made
+        (kazoo.MarshallingError(), MetadataUnknown),  # of any error of the server's after the change
         (kazoo.SystemZookeeperError(), MetadataUnknown),
         (kazoo.RequestTimeoutError(), MetadataUnknown),
         (RuntimeError("xids do not match"), MetadataUnknown),
@@ -52,7 +52,7 @@ async def test_transaction_with_missing_results_may_have_been_done() -> None:
 
 # docs/protocol.md G12
 async def test_written_list_is_found_although_its_answer_was_unreadable() -> None:
-    """It was told as refused, and the ledger that had just been listed was deleted."""
+    """The write was reported as refused, and the ledger that had just been listed was deleted."""
 
     class Store(MemoryStore):
         is_choking = True

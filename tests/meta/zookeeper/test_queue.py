@@ -1,4 +1,4 @@
-"""Requests never block the event loop, however many wait for kazoo's thread, and not more wait than are allowed."""
+"""Requests never block the event loop, however many wait for kazoo's thread, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDED_S = 30.0
 
 
 def connected() -> tuple[GuardedClient, Any]:
-    """A client that believes that it is connected and whose thread takes nothing, and what would wake that thread."""
+    """A client that believes that it is connected and whose thread takes nothing, and its wake-up pipe."""
     client = GuardedClient(lambda *_: None, hosts="127.0.0.1:1")
     reader, client._connection._write_sock = client.handler.create_socket_pair()
     client._state = KeeperState.CONNECTED
@@ -33,7 +33,7 @@ def test_requests_up_to_the_limit_do_not_block_and_one_more_is_refused() -> None
             except NotSent as error:
                 refused.append(error)
 
-    # In a thread, since one that blocks would never end.
+    # In a thread, because a call that blocks would never end.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(ENDED_S)

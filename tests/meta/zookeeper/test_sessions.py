@@ -1,4 +1,4 @@
-"""The ZooKeeper driver when ZooKeeper is in trouble: killed, silent, forgetful, or gone for long. Real servers."""
+"""The ZooKeeper driver when ZooKeeper is killed, silent, restarted without data, or away for long. Real servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def connect() -> AsyncIterator[Connect]:
     stores: list[ZooKeeperStore] = []
 
     async def connect(address: str, **options: float) -> ZooKeeperStore:
-        """With a session that outlives a start of ZooKeeper, and a process that stands still, unless the test wants a
+        """The session outlives a start of ZooKeeper and a process that stands still, unless the test wants a
         short one."""
         stores.append(await ZooKeeperStore.connect(address, **({"session_timeout_s": SESSION_S} | options)))
         return stores[-1]
@@ -66,7 +66,7 @@ async def test_missing_server_is_reported_in_time(connect: Connect) -> None:
 
 
 async def test_abandoned_attempt_to_connect_leaves_no_task(connect: Connect) -> None:
-    """A node that waits for its ZooKeeper logged an error for each: a task that was destroyed while it was pending."""
+    """A node that waits for its ZooKeeper logged an error for each attempt: a task that was destroyed while pending."""
     before = asyncio.all_tasks()
     with pytest.raises(MetadataUnavailable):
         await connect(f"127.0.0.1:{free_port()}/x", connect_timeout_s=0.1)
@@ -181,7 +181,7 @@ async def test_zookeeper_session_that_expired_unnoticed_is_lost(
 
 
 class Proxy:
-    """Stands between a client and its server, and can be cut: connections break, and new ones are refused."""
+    """A proxy between a client and its server that can be cut: connections break, and new ones are refused."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -220,7 +220,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def recovers_from_silence(store: ZooKeeperStore, server: ZooKeeperProcess, *, silent_s: float) -> None:
-    """Pause the server, see SUSPENDED although nothing breaks, and CONNECTED after it goes on."""
+    """Pause the server, and see SUSPENDED although nothing breaks, and CONNECTED after it continues."""
     states, loop = States(store), asyncio.get_running_loop()
     server.pause()
     paused_at = loop.time()
@@ -294,8 +294,8 @@ async def test_busy_session_notices_a_silent_server_and_recovers(
 async def test_dead_client_thread_is_replaced(
     zookeeper_chroot: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kazoo's connection thread ends for good at an answer that it does not understand. The session goes on: its
-    ephemerals would be in the way of the next one for as long as a session lasts."""
+    """Kazoo's connection thread ends for good at an answer that it does not understand. The session must continue: its
+    ephemerals would block the next one for as long as a session lasts."""
     monkeypatch.setattr(zookeeper_session, "RESTART_DELAY_S", 0.05)
     store = await connect(zookeeper_chroot)
     await store.create("/e", ephemeral=True)
@@ -329,7 +329,7 @@ async def hint_after(store: ZooKeeperStore, path: str) -> None:
 async def test_close_does_not_wait_for_an_absent_server(
     own_zookeeper: ZooKeeperProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who did would wait two thirds of the session's time."""
+    """A caller that waits would wait two thirds of the session's time."""
     monkeypatch.setattr(zookeeper_session, "CLOSE_TIMEOUT_S", 0.1)
     store = await ZooKeeperStore.connect(f"{own_zookeeper.address}/kv", session_timeout_s=60)
     own_zookeeper.pause()

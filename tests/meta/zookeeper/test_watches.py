@@ -19,7 +19,7 @@ PATH = "/a"
 
 
 class Client:
-    """Kazoo's, which arms whatever it is asked for, and whose server fires it when told."""
+    """Kazoo's client, which arms whatever is requested, and whose server fires it on demand."""
 
     def __init__(self) -> None:
         self.armed: list[tuple[str, Callable[[WatchedEvent], None]]] = []
@@ -37,7 +37,7 @@ class Client:
         self.answers.append(answered)
 
     async def fire(self, kind: str) -> None:
-        """The oldest watch of this kind."""
+        """Return the oldest watch of this kind."""
         place = next(at for at, (each, _) in enumerate(self.armed) if each == kind)
         self.armed.pop(place)[1](WatchedEvent(EventType.CHANGED, "CONNECTED", PATH))
         await asyncio.sleep(0)
@@ -57,13 +57,13 @@ async def test_late_event_of_dropped_watches_leaves_later_ones_alone() -> None:
     second.join(lambda: None)
     second.arm(client)
     await client.fire("children")
-    assert among == {PATH: second}, "who is in here is armed again on the next connection"
+    assert among == {PATH: second}, "watches in this table are armed again on the next connection"
 
 
 async def test_watch_refused_on_a_working_connection_is_requested_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server that throttles refuses reads too; and until the next connection nobody would hear of any change."""
+    """A server that throttles also refuses reads; and no change would be reported until the next connection."""
     monkeypatch.setattr(module, "REARM_S", 0.01)
     client: Any = Client()
     among: dict[str, RearmedWatch] = {}
@@ -75,7 +75,7 @@ async def test_watch_refused_on_a_working_connection_is_requested_again(
     for answered in client.answers:
         answered(SimpleNamespace(exception=ThrottledOpError()))
     async with asyncio.timeout(PATIENCE_S):
-        await called.wait()  # what has changed meanwhile is read
+        await called.wait()  # changes made meanwhile are read
     assert sorted(kind for kind, _ in client.armed) == ["children", "data"]
 
 
@@ -91,6 +91,6 @@ async def test_children_of_an_absent_node_are_watched_once_it_is_created(
     client.answers[1](SimpleNamespace(exception=NoNodeError()))
     for _ in range(20):
         await asyncio.sleep(0)
-    assert len(client.armed) == 2, "asked for again although there is no such node"
+    assert len(client.armed) == 2, "requested again although the node does not exist"
     await client.fire("data")
     assert sorted(kind for kind, _ in client.armed) == ["children", "children", "data"]
