@@ -45,5 +45,5 @@ class AuditorRole:
             return
         named = [bookie for bookie in missing if bookie in bookies_of(metadata)]
         self.ensure_may_act()
-        if named and await self.marks.mark(ledger, named, self._clock.wall_ms(), anew=why == "entries"):
+        if named and await self.marks.mark(ledger, named, self._clock.wall_ms(), rewrite=why == "entries"):
             self.marked[why] += 1

@@ -80,5 +80,5 @@ class DamageReports:
         except NoSuchLedger:
             return
         if self._bookie in bookies_of(metadata):
-            await self._marks.mark(ledger, [self._bookie], self._env.clock.wall_ms(), anew=True)
+            await self._marks.mark(ledger, [self._bookie], self._env.clock.wall_ms(), rewrite=True)
             self.marked += 1

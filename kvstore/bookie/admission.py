@@ -13,7 +13,7 @@ from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError
-from kvstore.meta.ledger_ids import Counted
+from kvstore.meta.ledger_ids import LedgerIdCount
 from kvstore.proto.bookkeeper import PACKET_MAX
 from kvstore.types import BookieId, LedgerId, LedgerMetadata
 
@@ -45,7 +45,7 @@ class LedgerAuthority(Protocol):
         """Record that the metadata store is an older copy of itself. Raises MetadataError."""
         ...
 
-    async def counted(self) -> Counted:
+    async def counted(self) -> LedgerIdCount:
         """Return the range of ids that the metadata store has given. Raises MetadataError."""
         ...
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvstore.errors import NoSuchLedger
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
-from kvstore.meta.ledger_ids import Counted, LedgerIdGenerator, former_counts
+from kvstore.meta.layout import ClusterIdentity
+from kvstore.meta.ledger_ids import LedgerIdCount, LedgerIdGenerator, former_counts
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.types import LedgerId, LedgerMetadata
@@ -14,7 +14,7 @@ from kvstore.types import LedgerId, LedgerMetadata
 class MetadataAuthority:
     """The LedgerAuthority of kvstore.bookie.admission, on a metadata store."""
 
-    def __init__(self, store: MetadataStore, identity: Identity) -> None:
+    def __init__(self, store: MetadataStore, identity: ClusterIdentity) -> None:
         """`identity`: of the cluster that the bookie belongs to."""
         self._store = store
         self._identity = identity
@@ -42,8 +42,8 @@ class MetadataAuthority:
         await self._identity.mark_older(why)
 
     # docs/protocol.md B29
-    async def counted(self) -> Counted:
+    async def counted(self) -> LedgerIdCount:
         """Return the counted range by taking an id, because the counter cannot be read otherwise. Nobody else gets that
         id."""
         counted_to = await self._ids.next_id()
-        return Counted(counted_to, await former_counts(self._store))
+        return LedgerIdCount(counted_to, await former_counts(self._store))

@@ -22,7 +22,7 @@ from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery, Stream
 from kvstore.errors import ConfigError, MetadataError, NodeExists, NoSuchNode
 from kvstore.meta.cookie_store import CookieStore
-from kvstore.meta.layout import Identity, LayoutStore
+from kvstore.meta.layout import ClusterIdentity, LayoutStore
 from kvstore.meta.registration import BookieRegistration, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.start_tls import BookiesPrelude
@@ -69,7 +69,7 @@ class Bookie:
         """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is in use)."""
         config, env = self._config, self._env
         instance_id = await LayoutStore(self._store).instance_id()
-        cluster = Identity(self._store, instance_id)
+        cluster = ClusterIdentity(self._store, instance_id)
         await cluster.check()
         authority = MetadataAuthority(self._store, cluster)
         cookies = CookieStore(self._store)

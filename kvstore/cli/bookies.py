@@ -31,8 +31,7 @@ from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, encode_cookie
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.registration import Bookies as Registered
-from kvstore.meta.registration import RegistrationClient
+from kvstore.meta.registration import RegisteredBookies, RegistrationClient
 from kvstore.types import BookieId
 
 if TYPE_CHECKING:
@@ -188,14 +187,14 @@ def racks(
 ) -> None:
     """Write the zone of every registered bookie as its rack where Apache Pulsar reads racks. Run it again after a disk
     was replaced: the bookie has another id then. Entries of other bookies stay."""
-    from kvstore.meta.address import Kind, parse
+    from kvstore.meta.address import MetadataKind, parse
     from kvstore.meta.connect import connect
     from kvstore.meta.pulsar_racks import PulsarRacks, racks_of, shared_hosts
 
-    if parse(pulsar).kind is not Kind.ZOOKEEPER:
+    if parse(pulsar).kind is not MetadataKind.ZOOKEEPER:
         raise ConfigError(f"--pulsar: expected a ZooKeeper, got {pulsar}; set racks by `pulsar-admin bookies` there")
 
-    async def work(tools: Tools) -> tuple[Registered, dict[str, str]]:
+    async def work(tools: Tools) -> tuple[RegisteredBookies, dict[str, str]]:
         bookies = await RegistrationClient(tools.store).bookies()
         # Without a login: what it creates must be Pulsar's, too.
         store = await connect(pulsar, tls=metadata_tls(), timeout_s=PATIENCE_S)

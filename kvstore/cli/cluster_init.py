@@ -16,7 +16,7 @@ from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, checked
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError, MetadataDenied, NoSuchNode
 from kvstore.meta import paths
-from kvstore.meta.address import Kind, parse
+from kvstore.meta.address import MetadataKind, parse
 from kvstore.meta.login import Acl, metadata_login_of_environment
 from kvstore.server.config import id_fault
 from kvstore.types import ServerId
@@ -274,10 +274,10 @@ def open_to_all(zookeeper: Address, json: Json = False) -> None:
 
 
 def _set_acls(address: str, acl: Acl, *, json: bool) -> None:
-    from kvstore.meta.zookeeper.acls import Outcome, set_acls
+    from kvstore.meta.zookeeper.acls import AclOutcome, set_acls
     from kvstore.meta.zookeeper.store import ZooKeeperStore
 
-    if parse(address).kind is not Kind.ZOOKEEPER:
+    if parse(address).kind is not MetadataKind.ZOOKEEPER:
         raise ConfigError("etcd has no ACLs of nodes: give its users roles on the prefix (`etcdctl role`)")
     login = metadata_login_of_environment()
     if login is None:
@@ -286,7 +286,7 @@ def _set_acls(address: str, acl: Acl, *, json: bool) -> None:
             "environment: whose the tree is to be, or is"
         )
 
-    async def work(tools: Tools) -> Outcome:
+    async def work(tools: Tools) -> AclOutcome:
         assert isinstance(tools.store, ZooKeeperStore), "so its address says"
         return await set_acls(tools.store, acl)
 

@@ -17,7 +17,7 @@ from kvstore.cli.node.check import Settings, settings_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.own_command import data_dir_option, own_command
 from kvstore.errors import ConfigError
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from kvstore.wal.config import Keepers
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 def _checked_metadata(text: str | None) -> str | None:
     """Raises BadParameter."""
-    return text if text in set(Kind) else checked_address(text)
+    return text if text in set(MetadataKind) else checked_address(text)
 
 
 def up(
@@ -91,7 +91,7 @@ def up(
         move_here(data_dir.resolve())
     if zookeeper is not None and metadata is not None:
         raise ConfigError("want one of --zookeeper and --metadata, got both")
-    is_kind = metadata in set(Kind)
+    is_kind = metadata in set(MetadataKind)
     wish = Wish(
         data_dir=data_dir,
         nodes=nodes,
@@ -99,7 +99,7 @@ def up(
         replicas=replicas,
         port_offset=port_offset,
         zookeeper=zookeeper if metadata is None or is_kind else metadata,
-        metadata=Kind(metadata) if metadata is not None and is_kind else None,
+        metadata=MetadataKind(metadata) if metadata is not None and is_kind else None,
         bookies=bookies,
         unsafe=unsafe,
         secure=secure or None,

@@ -12,7 +12,7 @@ from kvstore.config import Setting
 from kvstore.devcluster.secure_folder import METADATA_USER, TOOLS, SecureFolder
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
-from kvstore.meta.address import Address, Kind, address_fault, parse
+from kvstore.meta.address import Address, MetadataKind, address_fault, parse
 from kvstore.server.config import MetadataConfig, NodeConfig
 from kvstore.types import Quorum
 from kvstore.wal.config import Keepers, LogConfig
@@ -20,7 +20,7 @@ from kvstore.wal.config import Keepers, LogConfig
 ZOOKEEPER_PORT = 2181
 ETCD_PORT = 2379
 """Members would connect to each other on the next one."""
-STORE_PORTS = {Kind.ZOOKEEPER: ZOOKEEPER_PORT, Kind.ETCD: ETCD_PORT}
+STORE_PORTS = {MetadataKind.ZOOKEEPER: ZOOKEEPER_PORT, MetadataKind.ETCD: ETCD_PORT}
 PORTS = {"bookie": 3180, "resp": 6400, "grpc": 7400, "http": 8400}
 """Node i of the local cluster listens on these plus i."""
 NODES_MAX = 99
@@ -79,7 +79,7 @@ class ClusterFile:
     @property
     def has_own_zookeeper(self) -> bool:
         """Whether `up` starts the metadata store, and it is a ZooKeeper."""
-        return self.own_zookeeper and self.store.kind is Kind.ZOOKEEPER
+        return self.own_zookeeper and self.store.kind is MetadataKind.ZOOKEEPER
 
     @property
     def store(self) -> Address:
@@ -129,7 +129,7 @@ class Wish:
     port_offset: int | None = None
     zookeeper: str | None = None
     """The address of an existing metadata store to use instead of a local one."""
-    metadata: Kind | None = None
+    metadata: MetadataKind | None = None
     """The kind of a local one. None: a ZooKeeper, or as it was."""
     bookies: Keepers | None = None
     """Who stores the ledgers. None: the nodes, or as it was."""
@@ -172,7 +172,7 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
     if not 1 <= partitions <= 1024:
         raise ConfigError(f"--partitions: want 1 to 1024, got {partitions}")
     return ClusterFile(
-        zookeeper=wish.zookeeper or _own_store(wish.metadata or Kind.ZOOKEEPER, offset),
+        zookeeper=wish.zookeeper or _own_store(wish.metadata or MetadataKind.ZOOKEEPER, offset),
         zookeeper_pid=None,
         nodes=tuple(_node(i, offset, wish.data_dir) for i in range(1, count + 1)),
         partitions=partitions,
@@ -199,7 +199,7 @@ def addresses(cluster: ClusterFile, node: NodePlace) -> Iterator[Setting]:
     """Yield the record's addresses as the node's file says them."""
     for name in PORTS:
         yield Setting(name, getattr(node, name))
-    yield Setting("zookeeper" if cluster.store.kind is Kind.ZOOKEEPER else "metadata.uri", cluster.zookeeper)
+    yield Setting("zookeeper" if cluster.store.kind is MetadataKind.ZOOKEEPER else "metadata.uri", cluster.zookeeper)
 
 
 def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeConfig:
@@ -207,7 +207,7 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
     bookies, log = len(cluster.nodes), LogConfig(bookies=cluster.bookies)
     if cluster.bookies is Keepers.NODES and bookies < SAFE_NODES_MIN:
         log = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True)
-    tls, metadata = Tls(), MetadataConfig(uri=cluster.zookeeper if cluster.store.kind is Kind.ETCD else "")
+    tls, metadata = Tls(), MetadataConfig(uri=cluster.zookeeper if cluster.store.kind is MetadataKind.ETCD else "")
     if cluster.secure:
         folder = SecureFolder(data_dir, has_own_zookeeper=cluster.has_own_zookeeper)
         tls = folder.of_node(node.id)
@@ -215,7 +215,7 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
             metadata = replace(metadata, user=METADATA_USER, password_file=folder.metadata_password)
     return NodeConfig(
         id=node.id,
-        zookeeper=cluster.zookeeper if cluster.store.kind is Kind.ZOOKEEPER else "",
+        zookeeper=cluster.zookeeper if cluster.store.kind is MetadataKind.ZOOKEEPER else "",
         metadata=metadata,
         tls=tls,
         data_dir=Path(node.data_dir),
@@ -239,7 +239,7 @@ def store_listeners(cluster: ClusterFile) -> Iterator[tuple[str, str]]:
     """The same of a metadata store of our own."""
     first = cluster.store.hosts[0]
     yield cluster.store.kind.shown, first
-    if cluster.store.kind is Kind.ETCD:
+    if cluster.store.kind is MetadataKind.ETCD:
         yield "etcd's members", f"{first.rpartition(':')[0]}:{cluster.store_port + 1}"
 
 
@@ -260,9 +260,9 @@ def _node(number: int, offset: int, data_dir: Path) -> NodePlace:
     return NodePlace(id=name, pid=None, data_dir=str(home), config=str(home / "node.toml"), **ports)
 
 
-def _own_store(kind: Kind, offset: int) -> str:
+def _own_store(kind: MetadataKind, offset: int) -> str:
     address = f"127.0.0.1:{STORE_PORTS[kind] + offset}/kvstore"
-    return address if kind is Kind.ZOOKEEPER else f"{kind}://{address}"
+    return address if kind is MetadataKind.ZOOKEEPER else f"{kind}://{address}"
 
 
 def _check_offset(offset: int) -> None:

@@ -36,7 +36,7 @@ from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_ope
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, Unavailable
 from kvstore.meta import paths
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from kvstore.meta.connect import connect
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.login import MetadataLogin, metadata_login_of_environment
@@ -62,13 +62,13 @@ _LOOKS = 5
 OUTPUT_BYTES_MAX = 1 << 20
 """What a process wrote to its standard output and error in earlier runs is kept up to this size."""
 
-START_STORE: dict[Kind, Callable[..., StoreProcess]] = {
-    Kind.ZOOKEEPER: zookeeper.start_standalone,
-    Kind.ETCD: etcd.start_standalone,
+START_STORE: dict[MetadataKind, Callable[..., StoreProcess]] = {
+    MetadataKind.ZOOKEEPER: zookeeper.start_standalone,
+    MetadataKind.ETCD: etcd.start_standalone,
 }
-FIND_STORE: dict[Kind, Callable[[Path], StoreProcess | None]] = {
-    Kind.ZOOKEEPER: zookeeper.find_running,
-    Kind.ETCD: etcd.find_running,
+FIND_STORE: dict[MetadataKind, Callable[[Path], StoreProcess | None]] = {
+    MetadataKind.ZOOKEEPER: zookeeper.find_running,
+    MetadataKind.ETCD: etcd.find_running,
 }
 
 

@@ -29,7 +29,7 @@ class BookiesPrelude:
         self.is_over = False
         self._refused = refused
 
-    def hear(self, payload: bytes) -> bytes:
+    def receive(self, payload: bytes) -> bytes:
         """Answer a request. Raises ConnectionError: the connection must close."""
         try:
             if payload.startswith(version_two.MARK):
@@ -78,7 +78,7 @@ class ClientsPrelude:
         self.is_over = False
         self._txn = txn
 
-    def hear(self, payload: bytes) -> bytes:
+    def receive(self, payload: bytes) -> bytes:
         """Process the answer. Raises ConnectionError: there will be no TLS, and so no connection."""
         try:
             answer = wire.decode_response(payload)

@@ -15,7 +15,7 @@ from kvstore.bookie.config import StorageConfig, is_address_id
 from kvstore.env.log_config import LogOutput
 from kvstore.env.networks import is_loopback
 from kvstore.env.tls import Tls
-from kvstore.meta.address import Kind, address_fault, parse
+from kvstore.meta.address import MetadataKind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
 from kvstore.ranges import BYTES_MAX, COUNT_MAX, MS_MAX, SECONDS_MAX, WrongSettings, between, range_faults
@@ -237,7 +237,7 @@ class NodeConfig:
             return [f"metadata.uri: want it, or zookeeper in its place, got {what}"]
         name = "zookeeper" if self.zookeeper else "metadata.uri"
         faults = [f"{name}: {fault}" for fault in [address_fault(self.metadata_address)] if fault]
-        if self.zookeeper and not faults and parse(self.zookeeper).kind is not Kind.ZOOKEEPER:
+        if self.zookeeper and not faults and parse(self.zookeeper).kind is not MetadataKind.ZOOKEEPER:
             faults.append(f"zookeeper: {self.zookeeper} is none; name it as metadata.uri")
         if bool(self.metadata.user) != (self.metadata.password_file is not None):
             faults.append("metadata: want user and password_file, or neither")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvstore.env.ports import Clock
 from kvstore.errors import NotEnoughBookies
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.types import BookieId, LedgerMetadata, Quorum
 from kvstore.wal.placement import choose, machine_of, quorum_for, spread_out, swaps
@@ -24,7 +24,7 @@ ago may be back."""
 class BookieRegistrations(Protocol):
     """The registered bookies, kept up to date (kvstore.meta.bookies)."""
 
-    current: Bookies
+    current: RegisteredBookies
 
     def zone(self, bookie: BookieId) -> str: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from kvstore.env.ports import Env
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
@@ -54,7 +54,7 @@ class PartitionLogs:
         self._config = config or LogConfig()
         self._ledgers = LedgerStore(store)
         self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice, env.traces)
-        self._identity = Identity(store, instance_id)
+        self._identity = ClusterIdentity(store, instance_id)
         new_ids = NewLedgerIds(store, bookies, choice, self._identity, clock=env.clock, nursery=env.nursery)
         self._lists = LedgerLists(store, new_ids.saw_list)
         self._is_release = is_release

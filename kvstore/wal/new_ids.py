@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kvstore.env.ports import Clock, Nursery
 from kvstore.errors import BookieError, MetadataLost, NotEnoughBookies
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledger_ids import RANGE_BITS, LedgerIdGenerator
 from kvstore.meta.store import MetadataStore
 from kvstore.types import NO_LEDGER, BookieId, LedgerId
@@ -47,7 +47,7 @@ class NewLedgerIds:
         store: MetadataStore,
         bookies: BookieClient,
         choice: BookieChoice,
-        identity: Identity,
+        identity: ClusterIdentity,
         *,
         clock: Clock,
         nursery: Nursery,

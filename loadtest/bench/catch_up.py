@@ -26,7 +26,7 @@ from kvstore.env.real import real_env, run
 from kvstore.errors import BookieError, StoreError
 from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.store import ensure_path
 from kvstore.proto.availability import HeldEntries
 from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
@@ -94,7 +94,7 @@ async def filled(cluster: Processes, quorum: Quorum, entries: int, size: int, di
     choice = BookieChoice(view, store, clock=env.clock, random=env.random)
     ports = LedgerPorts(env.clock, bookies, cluster.ledgers, choice)
     config = LogConfig(quorum=quorum)
-    ids = NewLedgerIds(store, bookies, choice, Identity(store), clock=env.clock, nursery=env.nursery)
+    ids = NewLedgerIds(store, bookies, choice, ClusterIdentity(store), clock=env.clock, nursery=env.nursery)
     creator = LedgerCreator(ids, cluster.ledgers, choice, config, clock=env.clock, random=env.random)
     metadata = await creator.create(P, LedgerId(-1))
     await _write(LedgerHandle(metadata, ports, env.nursery, on_halt=lambda _: None), entries, size)

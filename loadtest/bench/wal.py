@@ -22,7 +22,7 @@ from kvstore.env.real import real_env, run
 from kvstore.errors import StoreError
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.registration import Bookies as Registered
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.frames import FrameReader
@@ -104,7 +104,7 @@ class Own:
 
 
 class View:
-    current = Registered(dict.fromkeys(ENSEMBLE, ""), {})
+    current = RegisteredBookies(dict.fromkeys(ENSEMBLE, ""), {})
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """It never changes."""

@@ -43,7 +43,7 @@ from kvstore.env import Env
 from kvstore.env.disk import DirectoryDisk
 from kvstore.env.real import real_env, run
 from kvstore.errors import ConfigError
-from kvstore.meta.layout import Identity, LayoutStore
+from kvstore.meta.layout import ClusterIdentity, LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
@@ -97,7 +97,7 @@ class _Bookie(Shelf):
 
     def __init__(self, env: Env, bookie: Bookie, store: MemoryStore) -> None:
         self.env, self.bookie, self.storage = env, bookie, bookie.storage
-        self.authority = MetadataAuthority(store, Identity(store, CLUSTER))
+        self.authority = MetadataAuthority(store, ClusterIdentity(store, CLUSTER))
 
 
 @asynccontextmanager

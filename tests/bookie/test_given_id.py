@@ -17,8 +17,7 @@ from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
-from kvstore.meta.layout import Identity as ClusterIdentity
-from kvstore.meta.layout import LayoutStore
+from kvstore.meta.layout import ClusterIdentity, LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import Status

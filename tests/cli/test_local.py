@@ -234,16 +234,16 @@ def test_a_wrong_option_is_wrong_usage() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("up", "--zookeeper", ""), "'--zookeeper': want host:port,host:port/chroot, or etcd:// before it, got ''"),
+        (("up", "--zookeeper", ""), "'--zookeeper': expected host:port,host:port/chroot, or etcd:// before it, got ''"),
         (("cluster", "init", "--node", "n1", "--zookeeper", "zk"), "'--zookeeper' / '--metadata': want host:port,"),
         (("get", "k", "--zookeeper", "127.0.0.1:99999"), "'--zookeeper' / '--metadata': want host:port,"),
         (
             ("up", "--metadata", "mysql"),
-            "'--metadata': want host:port,host:port/chroot, or etcd:// before it, got 'mysql'",
+            "'--metadata': expected host:port,host:port/chroot, or etcd:// before it, got 'mysql'",
         ),
         (
             ("get", "k", "--metadata", "etcd://x"),
-            "want host:port,host:port/chroot, or etcd:// before it, got 'etcd://x'",
+            "expected host:port,host:port/chroot, or etcd:// before it, got 'etcd://x'",
         ),
         (("snapshot", "create", "--to", "/none", "--zookeeper", "zk:x"), "got 'zk:x'"),
         (("ring", "show", "--server", "127.0.0.1:99999"), "'--server': want host:port"),

@@ -33,7 +33,7 @@ from tests.waiting import PATIENCE_S
 
 SERVICE = "kvstore.v1.KV"
 PATIENT = f"?timeout={PATIENCE_S:g}s&connect_timeout={PATIENCE_S / 2:g}s"
-"""For a client's URL: a machine that stands still for seconds fails no call."""
+"""Options of a client's URL with which a machine that stands still for seconds fails no call."""
 
 
 def refuse_peers(words: list[bytes], stream: Stream, leave: Callable[[], None]) -> StreamHandler:
@@ -41,13 +41,13 @@ def refuse_peers(words: list[bytes], stream: Stream, leave: Callable[[], None]) 
 
 
 def env_of(nursery: TaskNursery) -> Env:
-    """The ports that doors use: time, tasks and connections."""
+    """Return the ports that listeners use: time, tasks and connections."""
     nothing: Any = None
     return Env(ModelClock(), Random(1), TcpTransport(), nothing, nursery, cast(Callable[[str], None], nothing))
 
 
 class ModelClock(Unjudged):
-    """The model keeps its own time, which is always ahead of this one."""
+    """A clock that is always behind the model's own time."""
 
     def now(self) -> float:
         return 0.0
@@ -62,7 +62,7 @@ class Servers:
     def __init__(
         self, cluster: ModelCluster, *, has_streams: bool = True, access: Callable[[], Access] | None = None
     ) -> None:
-        """`access` makes each server's table of users; without it nobody is asked who he is."""
+        """`access` creates each server's table of users; without it no login is required."""
         self.cluster, self._has_streams = cluster, has_streams
         self._make_access = access or Access
         self.access: dict[ServerId, Access] = {}
@@ -74,7 +74,7 @@ class Servers:
         """Set by `serving_in_a_thread`."""
 
     async def start(self, id: ServerId) -> None:
-        """Listen, on the port that the server had before if it had one."""
+        """Listen, on the server's former port if it had one."""
         backend = next(server for server in self.cluster.servers if server.id == id)
         env = env_of(self._nursery)
         sessions = Sessions(backend, env.clock)
@@ -107,7 +107,7 @@ class Servers:
         await server.stop(0)
 
     def kill_from_outside(self, id: ServerId) -> None:
-        """The same, called in another thread than the servers'."""
+        """Do the same, called in another thread than the servers'."""
         asyncio.run_coroutine_threadsafe(self.kill(id), self.loop).result(PATIENCE_S)
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ class Servers:
 async def serving(
     cluster: ModelCluster, *, has_streams: bool = True, access: Callable[[], Access] | None = None
 ) -> AsyncIterator[Servers]:
-    """With `has_streams` they have Redis ports, on which clients may have their sessions."""
+    """With `has_streams` the servers have Redis ports for clients' sessions."""
     servers = Servers(cluster, has_streams=has_streams, access=access)
     try:
         for id in cluster.ids:
@@ -142,7 +142,7 @@ async def serving(
 
 @contextmanager
 def serving_in_a_thread(cluster: ModelCluster, access: Callable[[], Access] | None = None) -> Iterator[Servers]:
-    """For blocking clients: the servers have an event loop of their own."""
+    """Run the servers in an event loop of their own, for blocking clients."""
     ready: threading.Event = threading.Event()
     held: dict[str, Any] = {}
 

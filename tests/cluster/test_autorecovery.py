@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import Done, kvstore
 
@@ -22,7 +22,9 @@ KEYS = 300
 WHOLE_S = 150.0
 
 
-@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, pytest.param(Kind.ETCD, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[MetadataKind.ZOOKEEPER, pytest.param(MetadataKind.ETCD, marks=pytest.mark.slow)]
+)
 def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("autorecovery"), metadata=request.param) as started:
         for number in range(KEYS):

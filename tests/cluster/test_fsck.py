@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.cli.fsck import UNCHECKED
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
@@ -16,7 +16,9 @@ from tests.waiting import wait_until_blocking
 pytestmark = [pytest.mark.cluster]
 
 
-@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, pytest.param(Kind.ETCD, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[MetadataKind.ZOOKEEPER, pytest.param(MetadataKind.ETCD, marks=pytest.mark.slow)]
+)
 def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("fsck"), metadata=request.param) as started:
         yield started

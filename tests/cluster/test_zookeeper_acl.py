@@ -166,5 +166,5 @@ def test_a_node_without_the_login_ends_and_says_so(place: Place) -> None:
     line = [*KVSTORE, "node", "run", "--config", str(place.config)]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
-    assert "ZooKeeper does not let us" in ended.stderr
+    assert "ZooKeeper denies access" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -10,7 +10,7 @@ import pytest
 from kvstore.devcluster.layout import ClusterFile, Wish, addresses, listeners, node_config, plan, store_listeners
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from kvstore.server.config import Role
 from kvstore.wal.config import Keepers, LogConfig
 
@@ -29,15 +29,15 @@ def test_node_i_has_the_default_ports_plus_i() -> None:
 
 
 def test_etcd_takes_zookeepers_place_if_that_is_said_the_first_time() -> None:
-    made = plan(Wish(data_dir=DATA, metadata=Kind.ETCD, port_offset=20_000), None)
+    made = plan(Wish(data_dir=DATA, metadata=MetadataKind.ETCD, port_offset=20_000), None)
     assert made.zookeeper == "etcd://127.0.0.1:22379/kvstore"
     assert made.own_zookeeper
     assert dict(store_listeners(made)) == {"etcd": "127.0.0.1:22379", "etcd's members": "127.0.0.1:22380"}
     config = node_config(made, made.nodes[0], DATA)
     assert (config.zookeeper, config.metadata_address) == ("", "etcd://127.0.0.1:22379/kvstore")
-    assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, metadata=Kind.ETCD), made) == made
+    assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, metadata=MetadataKind.ETCD), made) == made
     with pytest.raises(ConfigError, match="--metadata zookeeper: the cluster in /data was made with etcd"):
-        plan(Wish(data_dir=DATA, metadata=Kind.ZOOKEEPER), made)
+        plan(Wish(data_dir=DATA, metadata=MetadataKind.ZOOKEEPER), made)
     assert dict(store_listeners(plan(Wish(data_dir=DATA), None))) == {"ZooKeeper": "127.0.0.1:2181"}
 
 
@@ -165,7 +165,7 @@ def test_a_secure_cluster_names_its_files_and_stays_secure() -> None:
     assert config.bookie_clients == (*(node.id for node in made.nodes), "bookie-tools")
     assert config.metadata.password_file == DATA / "secure" / "metadata.password"
     assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, secure=True), made) == made
-    etcd = plan(Wish(data_dir=DATA, secure=True, metadata=Kind.ETCD), None)
+    etcd = plan(Wish(data_dir=DATA, secure=True, metadata=MetadataKind.ETCD), None)
     assert node_config(etcd, etcd.nodes[0], DATA).metadata.password_file is None
     plain = plan(Wish(data_dir=DATA), None)
     assert not node_config(plain, plain.nodes[0], DATA).tls.serves

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from kvstore.client.pinned.arrow import COLUMNS, batch_of
-from kvstore.client.pinned.read import Page
+from kvstore.client.pinned.read import SplitPage
 from kvstore.errors import Corrupted
 from kvstore.partition.state import rows
 from kvstore.proto import data_pb2, pinned_page
@@ -50,12 +50,12 @@ def test_pinned_page_round_trips_without_expired_records() -> None:
 
 def test_pinned_page_without_expired_records_returns_all() -> None:
     records = drawn(2, 100)
-    assert list(Page.of(made(records, time_ms=0)).rows()) == records
+    assert list(SplitPage.of(made(records, time_ms=0)).rows()) == records
 
 
 @pytest.mark.parametrize("records", [drawn(3, 500), drawn(4, 1), [], [PinnedRow(b"a", b"", 1, 1, 1, 0)]])
 def test_arrow_has_the_same_records(records: list[PinnedRow]) -> None:
-    batch = batch_of(Page.of(made(records)), "p1")
+    batch = batch_of(SplitPage.of(made(records)), "p1")
     batch.validate(full=True)
     table = batch.to_pydict()
     expected = live(records)
@@ -69,7 +69,7 @@ def test_arrow_has_the_same_records(records: list[PinnedRow]) -> None:
 
 
 def test_arrow_returns_the_requested_columns() -> None:
-    page = Page.of(made(drawn(5, 10)))
+    page = SplitPage.of(made(drawn(5, 10)))
     assert batch_of(page, "p1", ["version", "key"]).schema.names == ["version", "key"]
     with pytest.raises(ValueError, match=", ".join(COLUMNS)):
         batch_of(page, "p1", ["colour"])

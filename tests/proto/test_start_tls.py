@@ -41,7 +41,7 @@ def test_start_tls_messages_match_apaches_bytes() -> None:
     assert wire.encode_start_tls(18).hex() == REQUEST
     assert wire.encode_start_tls(18)[4:] == recorded("bookie.hex")["start TLS"][0]
     door = Door()
-    assert door.prelude.hear(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
+    assert door.prelude.receive(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
     assert (door.prelude.is_over, door.prelude.greeting, door.refusals) == (True, b"", 0)
 
 
@@ -64,11 +64,11 @@ def test_other_requests_before_tls_are_unauthorized(
     request_frame: bytes, operation: BookieOperation, ids: tuple[int, int] | None
 ) -> None:
     door = Door()
-    answer = wire.decode_response(door.prelude.hear(request_frame[4:])[4:])
+    answer = wire.decode_response(door.prelude.receive(request_frame[4:])[4:])
     assert (answer.txn, answer.operation, answer.status) == (5, operation, Status.UNAUTHORIZED)
     assert ids is None or (answer.ledger, answer.entry) == ids
     assert (door.prelude.is_over, door.refusals) == (False, 1)
-    assert door.prelude.hear(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
+    assert door.prelude.receive(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
     assert door.prelude.is_over, "and START_TLS may follow"
 
 
@@ -84,12 +84,14 @@ def test_version_two_request_before_tls_is_refused_in_its_format() -> None:
         (b"\x02\x07\0\0" + place(7, 3) + place(99, 0)[:8] + bytes(12), 7),
     ):
         door = Door()
-        answer = door.prelude.hear(payload)[4:]
+        answer = door.prelude.receive(payload)[4:]
         assert answer[:24] == bytes([2, operation, 0, 0]) + code + place(7, 3)
         assert (door.prelude.is_over, door.refusals) == (False, 1)
     door = Door()
     with pytest.raises(ConnectionError, match="AUTH of version 2"):
-        door.prelude.hear(version_two.MARK + b"\x03\0\0" + pb.AuthMessage(plugin="x", payload=b"").SerializeToString())
+        door.prelude.receive(
+            version_two.MARK + b"\x03\0\0" + pb.AuthMessage(plugin="x", payload=b"").SerializeToString()
+        )
     assert door.refusals == 1
 
 
@@ -97,14 +99,14 @@ def test_payload_without_a_request_closes_the_connection() -> None:
     for payload in (b"", b"GET / HTTP/1.1", b"\x02\x63\0\0"):
         door = Door()
         with pytest.raises(ConnectionError, match="expected START_TLS"):
-            door.prelude.hear(payload)
+            door.prelude.receive(payload)
         assert not door.prelude.is_over
 
 
 def test_client_accepts_only_the_answer_to_its_own_start_tls() -> None:
     client = ClientsPrelude(18)
     assert client.greeting.hex() == REQUEST
-    assert client.hear(bytes.fromhex(ANSWER)[4:]) == b""
+    assert client.receive(bytes.fromhex(ANSWER)[4:]) == b""
     assert client.is_over
     for answer, reason in (
         (recorded("bookie.hex")["start TLS"][1], "refused TLS with status 404"),
@@ -115,5 +117,5 @@ def test_client_accepts_only_the_answer_to_its_own_start_tls() -> None:
     ):
         client = ClientsPrelude(18)
         with pytest.raises(ConnectionError, match=reason):
-            client.hear(answer)
+            client.receive(answer)
         assert not client.is_over

@@ -128,7 +128,7 @@ def test_others_are_told_a_host_that_they_can_connect_to() -> None:
 @pytest.mark.parametrize("address", ["", "/kv", "zk", "zk:0", "zk:99999", "a b:1", "zk:1,/kv", "zk:1,x:y/kv", "zk :1"])
 def test_a_zookeeper_that_cannot_be_one_is_refused(address: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"zookeeper: want host:port|metadata.uri: want it, or zookeeper in its place"
+        ConfigError, match=r"zookeeper: expected host:port|metadata.uri: want it, or zookeeper in its place"
     ):
         toml.from_table({**GOOD, "zookeeper": address}, NodeConfig)
 
@@ -144,7 +144,7 @@ def test_a_metadata_store_is_named_once() -> None:
         toml.from_table(bare, NodeConfig)
     with pytest.raises(ConfigError, match=r"metadata.uri: want it, or zookeeper in its place, got both"):
         toml.from_table({**GOOD, "metadata": {"uri": "etcd://e:2379"}}, NodeConfig)
-    with pytest.raises(ConfigError, match=r"metadata.uri: want etcd://.* got 'mysql://e:1'"):
+    with pytest.raises(ConfigError, match=r"metadata.uri: expected etcd://.* got 'mysql://e:1'"):
         toml.from_table({**bare, "metadata": {"uri": "mysql://e:1"}}, NodeConfig)
     with pytest.raises(ConfigError, match=r"zookeeper: etcd://e:1 is none; name it as metadata.uri"):
         toml.from_table({**bare, "zookeeper": "etcd://e:1"}, NodeConfig)

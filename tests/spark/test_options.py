@@ -47,7 +47,7 @@ def test_tls_comes_from_options_or_as_for_commands_from_the_environment() -> Non
         ({"servers": "a:b"}, "servers: want HOST:PORT,..."),
         ({"servers": "a:1", "timeout": "soon"}, "timeout: want a time like 30s"),
         ({"servers": "a:1", "timeout": "9h"}, "timeout: want a time like 30s"),
-        ({"servers": "a:1", "tlsCert": "/c"}, "want both or neither"),
+        ({"servers": "a:1", "tlsCert": "/c"}, "expected both or neither"),
     ],
 )
 def test_a_wrong_address_is_named(options: dict[str, str], message: str) -> None:

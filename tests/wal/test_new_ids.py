@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.errors import MetadataLost, NoSuchNode, NotEnoughBookies
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.types import NO_LEDGER, BookieId, LedgerId, PartitionId
@@ -31,7 +31,7 @@ def new_ids(bench: Bench) -> NewLedgerIds:
     """Those of a process that has just started."""
     store = MemoryStore(bench.tree)
     choice = bench.ports_on(store).choice
-    identity, env = Identity(store, "simulated"), bench.env
+    identity, env = ClusterIdentity(store, "simulated"), bench.env
     return NewLedgerIds(store, bench.bookies, choice, identity, clock=env.clock, nursery=env.nursery)
 
 

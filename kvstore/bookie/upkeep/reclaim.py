@@ -24,7 +24,7 @@ from kvstore.bookie.ledger import lac_of
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import MetadataError, UndecodableNode
-from kvstore.meta.ledger_ids import Counted
+from kvstore.meta.ledger_ids import LedgerIdCount
 from kvstore.types import LedgerId
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Reclaimer:
         return dropped
 
     # docs/protocol.md B29
-    async def _is_older_copy(self, unlisted: list[int], counted: Counted) -> bool:
+    async def _is_older_copy(self, unlisted: list[int], counted: LedgerIdCount) -> bool:
         """Return True if the metadata store has not given ids of ledgers that it knew before. Then mark the store,
         because each check takes an id, and a later check would find nothing wrong."""
         suspects = [each for each in unlisted if self._is_own(each) and counted.never_gave(each)]
@@ -124,7 +124,7 @@ class Reclaimer:
         return bool(unknown)
 
     # docs/protocol.md B29
-    def _may_be_of_later_metadata(self, ledger: int, counted: Counted) -> bool:
+    def _may_be_of_later_metadata(self, ledger: int, counted: LedgerIdCount) -> bool:
         return counted.may_lack(ledger) or (self._is_own(ledger) and counted.never_gave(ledger))
 
     def _is_own(self, ledger: int) -> bool:

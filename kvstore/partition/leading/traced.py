@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.env.traces import Span, Traces
+from kvstore.env.traces import Traces, TraceSpan
 from kvstore.errors import StoreError
 from kvstore.partition.leading.entry_in_flight import EntryInFlight
 from kvstore.partition.state.commands import Result, Sink
@@ -15,9 +15,9 @@ SPANS_MAX = 16
 class TracedSink(Sink):
     """Passes the result of one operation to its sink, and ends the operation's span."""
 
-    def __init__(self, sink: Sink, span: Span) -> None:
+    def __init__(self, sink: Sink, span: TraceSpan) -> None:
         self.sink, self.span = sink, span
-        self.leg: Span | None = None
+        self.leg: TraceSpan | None = None
         """The span of the operation's forwarding to another server, while it is in progress."""
 
     @property

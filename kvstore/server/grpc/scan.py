@@ -1,4 +1,4 @@
-"""A scan over all partitions in key order, for the Scan stream and for pages. A slow reader holds one page of each
+"""A scan over all partitions in key order, for the RangeScan stream and for pages. A slow reader holds one page of each
 partition, not more."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Walk:
     async def _ask_all(self, ring: Ring) -> tuple[int, Merge[Record | None], list[tuple[str, Result]]]:
         """A ring that is older than the client's does not know who has what the client has seen: it is asked by the
         client's, which the server reads first."""
-        asked = self.merge if ring.routed == self._routed else self.merge.anew(ring.owners)
+        asked = self.merge if ring.routed == self._routed else self.merge.restarted(ring.owners)
         heard_of = self._token.get(RING, 0)
         pages = []
         for partition, start, limit, end in asked.wanted():

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, NodeReport, PartitionView, ReplicaReport
 from kvstore.ring import Member, Move, MoveState, PartitionState, Ring
@@ -36,7 +36,7 @@ class Survey:
     """Of those that answered, its own among them. One without `metadata` tells nothing more than that it is there."""
     silence: Mapping[ServerId, str] = field(default_factory=dict)
     """Why each of the others did not."""
-    bookies: Bookies = field(default_factory=lambda: Bookies({}, {}))
+    bookies: RegisteredBookies = field(default_factory=lambda: RegisteredBookies({}, {}))
     known_bookies: Iterable[BookieId] = ()
     """All that have a cookie, as far as is known, whether they run or not."""
     spaces: Mapping[BookieId, tuple[int, int] | str] = field(default_factory=dict)
@@ -192,7 +192,7 @@ def _bookies(survey: Survey, lacking: Mapping[str, int]) -> list[BookieReport]:
     return found
 
 
-def _state(bookie: BookieId, registered: Bookies, *, is_told: bool, told: str) -> str:
+def _state(bookie: BookieId, registered: RegisteredBookies, *, is_told: bool, told: str) -> str:
     """A bookie that answers is believed about its room; that nobody finds it without a registration is said too."""
     if bookie in registered.readonly:
         return "readonly"

@@ -17,7 +17,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from kvstore.env import Clock
 from kvstore.env.slow_log import hash_of
-from kvstore.env.traces import COUNTS, Span, Traces
+from kvstore.env.traces import COUNTS, Traces, TraceSpan
 from kvstore.partition.state.commands import Code, Op
 from kvstore.server.tracing.export import ExportQueue
 from kvstore.server.tracing.parents import Parent, parse, spell
@@ -37,7 +37,7 @@ class _Entry:
     noted_at: float
     stored: list[tuple[str, float]]
     """Bookies that have stored it, and when."""
-    appends: list[tuple[Span, float]]
+    appends: list[tuple[TraceSpan, float]]
     """The spans that want to know, and when the entry was sent."""
 
 
@@ -129,7 +129,7 @@ class NodeTraces(Traces):
         for append, sent_s in found.appends:
             append.child("bookie add", sent_s, bookie=bookie).end(now)
 
-    def acknowledged(self, span: Span, ledger: int, entry: int, sent_s: float) -> None:
+    def acknowledged(self, span: TraceSpan, ledger: int, entry: int, sent_s: float) -> None:
         found = self._entries.get((ledger, entry)) or self._keep(ledger, entry, self._now())
         for bookie, at in found.stored:
             span.child("bookie add", sent_s, bookie=bookie).end(at)

@@ -16,7 +16,7 @@ from typing import Protocol
 from kvstore.env.events import wait_within
 from kvstore.errors import MetadataError, MetadataLost, NoSuchNode, OlderMetadata, StoreError
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.types import PartitionId, Position
 from kvstore.wal.handle import LedgerHandle
@@ -47,7 +47,7 @@ class Anchors:
     """The anchors of one leader's log."""
 
     def __init__(
-        self, log: Anchored, store: MetadataStore, identity: Identity, lose: Callable[[StoreError], None]
+        self, log: Anchored, store: MetadataStore, identity: ClusterIdentity, lose: Callable[[StoreError], None]
     ) -> None:
         """`lose` is called once an anchor is certainly gone."""
         self._log, self._lose = log, lose

@@ -26,7 +26,7 @@ from kvstore.errors import (
     StoreError,
     VersionConflict,
 )
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.store import MetadataStore
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.config import LogConfig
@@ -68,7 +68,7 @@ class OpenLeaderLog:
         opened: TakenOver,
         *,
         store: MetadataStore,
-        identity: Identity,
+        identity: ClusterIdentity,
         ports: LedgerPorts,
         lists: LedgerLists,
         creator: LedgerCreator,

@@ -34,7 +34,7 @@ def open_umask() -> Iterator[None]:
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """A folder with one file of each kind of secret, of mode 0600."""
+    """Create a folder with one file of each kind of secret, of mode 0600."""
     issued = trustme.CA().issue_cert("127.0.0.1")
     write_private(tmp_path / "own.pem", issued.private_key_and_cert_chain_pem.bytes())
     write_private(tmp_path / "password", b"word\n")
@@ -98,7 +98,7 @@ def test_secret_of_root_may_be_readable_by_its_group_only(tmp_path: Path, monkey
             open_private(path)
 
 
-def test_files_and_folders_are_created_for_their_owner_alone_with_any_umask(tmp_path: Path) -> None:
+def test_files_and_folders_are_created_for_their_owner_with_any_umask(tmp_path: Path) -> None:
     private_folder(tmp_path / "parent" / "folder")
     write_private(tmp_path / "file", b"x")
     with open(tmp_path / "opened", "wb", opener=private_opener):

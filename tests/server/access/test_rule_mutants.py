@@ -189,27 +189,29 @@ def _after_any_error(patch: Patch) -> None:
 WITH_TLS: dict[str, tuple[Callable[[Patch], None], Callable[[Files], Awaitable[None]]]] = {
     "a port that requires it takes what is plain": (
         _always,
-        partial(test_prefer.test_a_port_that_requires_it_takes_nothing_plain, prelude=None),
+        partial(test_prefer.test_port_that_requires_tls_accepts_no_plain_connection, prelude=None),
     ),
     "a bookie's port that requires it takes what is plain": (
         _always,
-        partial(test_prefer.test_a_port_that_requires_it_takes_nothing_plain, prelude=test_prefer.bookies_prelude),
+        partial(
+            test_prefer.test_port_that_requires_tls_accepts_no_plain_connection, prelude=test_prefer.bookies_prelude
+        ),
     ),
     "who requires it calls without": (
         _always,
-        partial(test_prefer.test_only_who_prefers_tls_calls_without_it_those_who_have_none, says=b"", says_first=None),
+        partial(test_prefer.test_only_a_caller_that_prefers_tls_calls_without_it, says=b"", says_first=None),
     ),
     "a port that prefers it takes nothing plain": (
         _never,
-        partial(test_prefer.test_a_port_that_prefers_tls_takes_both_and_counts_what_is_plain, prelude=None),
+        partial(test_prefer.test_port_that_prefers_tls_accepts_both_and_counts_plain_connections, prelude=None),
     ),
     "who prefers it calls without where there is some": (
         _go_without_at_once,
-        partial(test_prefer.test_a_call_goes_by_tls_wherever_there_is_any, prelude=None),
+        partial(test_prefer.test_call_uses_tls_when_the_server_has_it, prelude=None),
     ),
     "a certificate that is not trusted is a reason to go without": (
         _after_any_error,
-        test_prefer.test_a_certificate_that_is_not_trusted_is_no_reason_to_go_without,
+        test_prefer.test_untrusted_certificate_is_no_reason_to_call_without_tls,
     ),
 }
 

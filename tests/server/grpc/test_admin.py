@@ -287,7 +287,11 @@ async def test_a_level_of_the_log_is_set_shown_and_taken_back(stub: Any) -> None
 
 @pytest.mark.parametrize(
     ("logger", "level", "said"),
-    [("grpc", "DEBUG", "want the logger kvstore"), ("kvstore", "loud", "want one of DEBUG"), ("", "INFO", "a logger")],
+    [
+        ("grpc", "DEBUG", "expected the logger kvstore"),
+        ("kvstore", "loud", "expected one of DEBUG"),
+        ("", "INFO", "a logger"),
+    ],
 )
 async def test_a_level_that_cannot_be_is_refused(stub: Any, logger: str, level: str, said: str) -> None:
     request = admin_pb2.LogLevelRequest(logger=logger, level=level)

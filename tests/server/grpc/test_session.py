@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.client.core import operations
 from kvstore.client.core.batching import cut, frame_of
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.errors import InvalidRequest
 from kvstore.limits import CLIENT_BYTES, VALUE_BYTES_MAX
@@ -77,7 +77,7 @@ async def test_a_frame_has_no_more_than_one_turn_of_the_loop_can_begin(tmp_path:
         assert backend.partitions[PartitionId("p1")].state.seq == 0
 
 
-def batch_of(count: int) -> Operation:
+def batch_of(count: int) -> ClientOperation:
     """A batch of the smallest operations; of more than clients would send, too."""
     batch = operations.batch([operations.delete(b"k")])
     batch.options = kv_pb2.Options(operations=[kv_pb2.Operation(code=kv_pb2.DELETE, key=b"k")] * count)
@@ -85,7 +85,7 @@ def batch_of(count: int) -> Operation:
     return batch
 
 
-def cut_frame(*batches: Operation) -> kv_pb2.Frame:
+def cut_frame(*batches: ClientOperation) -> kv_pb2.Frame:
     """What clients send of these batches together."""
     cut_off = cut(deque(batches))
     assert len(cut_off) == len(batches)

@@ -19,7 +19,7 @@ from kvstore.cli.status import command
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
 from kvstore.env.transport import TcpTransport
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import SessionState
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, NodeReport
 from kvstore.proto.availability import HeldEntries
@@ -100,7 +100,7 @@ class Facts:
                 topology=self.topology,
                 reports=self.reports,
                 silence=self.silence,
-                bookies=Bookies(self.registered, {}),
+                bookies=RegisteredBookies(self.registered, {}),
                 known_bookies=self.known,
                 spaces=spaces,
                 date_ms=1_795_590_664_786,

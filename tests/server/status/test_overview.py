@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.ring import plan
@@ -21,7 +21,7 @@ RING = new_ring([P1, P2], {N1: "", N2: "", N3: ""}, 3)
 SERVERS = {each: Member(id=each, resp=f"{each}:1", bookie=f"{each}:3181", version="0.1.0") for each in (N1, N2, N3)}
 TOPOLOGY = ClusterTopology(RING, {P1: (N1, 4), P2: (N2, 6)}, SERVERS)
 B1, B2, B3 = (BookieId(f"n{number}-ab") for number in (1, 2, 3))
-REGISTERED = Bookies({B1: "n1:3181", B2: "n2:3181", B3: "n3:3181"}, {})
+REGISTERED = RegisteredBookies({B1: "n1:3181", B2: "n2:3181", B3: "n3:3181"}, {})
 
 
 def told(server: ServerId, **roles: tuple[str, int, int]) -> NodeReport:
@@ -108,7 +108,7 @@ def test_a_node_of_a_version_that_tells_nothing_is_there_as_others_say() -> None
 
 def test_bookies_that_have_no_node_here_are_shown_by_what_they_say_or_why_they_do_not() -> None:
     far, mute, gone = BookieId("store-1-00"), BookieId("store-2-00"), BookieId("n3-99")
-    registered = Bookies({**REGISTERED.writable, far: "far:3181"}, {mute: "mute:3181"}, {far: "rack-9"})
+    registered = RegisteredBookies({**REGISTERED.writable, far: "far:3181"}, {mute: "mute:3181"}, {far: "rack-9"})
     report = seen(bookies=registered, known_bookies=[gone, B1], spaces={far: (100, 40), mute: "no answer within 1 s"})
     rows = {each.id: each for each in report.bookies}
     assert sorted(rows) == sorted([B1, B2, B3, far, mute, gone])

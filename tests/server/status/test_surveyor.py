@@ -12,7 +12,7 @@ import pytest
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import BookieError, InvalidRequest, MetadataUnavailable, NotLeader, PeerRefused
 from kvstore.meta.cookie_store import CookieStore
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import SessionState
 from kvstore.namespaces import Book, Namespace, NamespaceTable, Report
 from kvstore.namespaces.book import Amount
@@ -91,7 +91,7 @@ class World:
         )
         self.nursery = TaskNursery("survey")
         env: Any = SimpleNamespace(clock=self.clock, nursery=self.nursery, starved=lambda: 0.0)
-        view: Any = SimpleNamespace(current=Bookies({FAR: "far:3181", **REGISTERED.writable}, {}))
+        view: Any = SimpleNamespace(current=RegisteredBookies({FAR: "far:3181", **REGISTERED.writable}, {}))
         bookies: Any = SimpleNamespace(space=lambda _: self.space(), refusals=lambda: {FAR: "it closed the connection"})
         self.surveyor = Surveyor(env, node, view, bookies)
 

@@ -20,7 +20,7 @@ from kvstore.env.beat import Beat
 from kvstore.env.events import wait_within
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
 from kvstore.ring.builder import new_ring
 from kvstore.server.cluster.topology import ClusterTopology, Member
@@ -67,7 +67,7 @@ class Made:
         leaders = {each: (SERVERS[number % 3], 5) for number, each in enumerate(ids)}
         self._topology = ClusterTopology(ring, leaders, {each: Member(id=each, resp="h:1") for each in SERVERS})
         self._told = [report_of(server, partitions).SerializeToString() for server in SERVERS]
-        self._bookies = Bookies({BookieId(f"{each}-0123456789ab"): f"{each}:3181" for each in SERVERS}, {})
+        self._bookies = RegisteredBookies({BookieId(f"{each}-0123456789ab"): f"{each}:3181" for each in SERVERS}, {})
 
     def own(self) -> NodeReport:
         return NodeReport.FromString(self._told[0])

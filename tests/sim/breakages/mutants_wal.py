@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.errors import BookieError, MetadataError, MetadataLost
 from kvstore.meta import codec, paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.store import SetData
 from kvstore.proto.digest import HEADER, EntryDigest, Packet
 from kvstore.types import NO_ENTRY, EntryId, LedgerState, PartitionId
@@ -459,10 +459,10 @@ def _changed_is_older(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("takes a log over in an older copy of the metadata")
 def _passes_the_mark(patch: pytest.MonkeyPatch) -> None:
-    async def pass_over(self: Identity) -> None:
+    async def pass_over(self: ClusterIdentity) -> None:
         return None
 
-    patch.setattr(Identity, "_refuse_older", pass_over)
+    patch.setattr(ClusterIdentity, "_refuse_older", pass_over)
 
 
 # docs/protocol.md R6

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import Unavailable
 from kvstore.meta import paths
-from kvstore.meta.memory_tree import Node as TreeNode
+from kvstore.meta.memory_tree import TreeNode
 from kvstore.meta.store import Create, Delete
 from kvstore.types import LedgerId, ServerId
 from kvstore.wal import list_codec

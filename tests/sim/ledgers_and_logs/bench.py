@@ -147,7 +147,7 @@ class Bench:
 
     async def mark(self, *missing: BookieId, ledger: LedgerId = LEDGER) -> None:
         """Say that the ledger lacks copies at these bookies."""
-        await self.marks.mark(ledger, missing, 1, anew=True)
+        await self.marks.mark(ledger, missing, 1, rewrite=True)
 
     async def is_marked(self, ledger: LedgerId = LEDGER) -> bool:
         return await self.marks.get(ledger) is not None

@@ -9,7 +9,7 @@ from functools import partial
 
 from kvstore.bookie.digests import is_same_entry, proves_itself
 from kvstore.errors import BookieError, LedgerFenced, StoreError
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
 from kvstore.types import NO_ENTRY, NO_LEDGER, BookieId, EntryId, LedgerId
@@ -67,10 +67,10 @@ class ModelView:
         self._listeners: list[Callable[[], None]] = []
 
     @property
-    def current(self) -> Bookies:
+    def current(self) -> RegisteredBookies:
         up = {bookie: "" for bookie, model in self._bookies.items() if not model.is_down}
         readonly = {bookie: "" for bookie in up if self._bookies[bookie].is_readonly}
-        return Bookies({bookie: "" for bookie in up if bookie not in readonly}, readonly)
+        return RegisteredBookies({bookie: "" for bookie in up if bookie not in readonly}, readonly)
 
     def zone(self, bookie: BookieId) -> str:
         return self._bookies[bookie].zone

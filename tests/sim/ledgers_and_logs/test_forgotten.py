@@ -9,7 +9,7 @@ import pytest
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.errors import MetadataLost, NoSuchNode
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
@@ -210,11 +210,11 @@ def test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(1)
-        identity = Identity(bench.store, "simulated")
+        identity = ClusterIdentity(bench.store, "simulated")
         await identity.mark_older("b1 says so")
         await identity.mark_older("b2 says so too")
         await bench.pass_time(LOOK_AGAIN_S + 1)
-        with pytest.raises(MetadataLost, match="b1 says so; want a later one"):
+        with pytest.raises(MetadataLost, match="b1 says so; restore a later one"):
             await opened(bench.logs(NEVER))
         with pytest.raises(MetadataLost, match="older copy"):
             await MetadataAuthority(bench.store, identity).ledgers()
@@ -225,7 +225,7 @@ def test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody() -> None:
 # docs/protocol.md B10, G23
 def test_a_bookie_takes_no_list_of_another_cluster_for_its_own() -> None:
     async def case(bench: Bench) -> None:
-        authority = MetadataAuthority(bench.store, Identity(bench.store, "simulated"))
+        authority = MetadataAuthority(bench.store, ClusterIdentity(bench.store, "simulated"))
         writer = Writer(await opened(bench.logs(NEVER)))
         assert await authority.ledgers() == [writer.log.handle.ledger]
         await remove(bench, paths.INSTANCE_ID)

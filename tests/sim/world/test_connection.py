@@ -16,7 +16,7 @@ from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import BookieError, LedgerFenced, StoreError
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto import version_two
@@ -61,7 +61,7 @@ class Wire:
     async def _main(self, env: Env) -> None:
         config = BookieConfig(name="b1", listen="b1:3181", reserve_bytes=0)
         store = MemoryStore(self.tree)
-        storage = BookieStorage(env, config, BOOKIE, MetadataAuthority(store, Identity(store)))
+        storage = BookieStorage(env, config, BOOKIE, MetadataAuthority(store, ClusterIdentity(store)))
         await storage.start()
         await env.transport.listen("b1:3181", BookieService(storage, config, CLUSTER).handler)
         await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""The threads of a blocking client that wait because as much of a partition is under way as may be."""
+"""Threads of a blocking client that wait because too many operations of a partition are in flight."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from kvstore.client.blocking.link import Waiter
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.blocking.link import CallWaiter
+from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.env import Clock
 
 
-class Room:
-    """The room of one client: each partition's, in which operations begin in the order of coming."""
+class AdmissionQueue:
+    """The waiting operations of one client, which begin in order of arrival, partition by partition."""
 
     def __init__(self, lock: threading.Lock, clock: Clock) -> None:
-        """`lock` is the client's, which guards the numberings."""
+        """`lock` is the client's lock, which guards the numberings."""
         self._lock, self._clock = lock, clock
-        self.waiting: dict[Numbering, OrderedDict[Waiter, Operation]] = {}
-        """Answered whether the operation has begun; not if the client was closed."""
+        self.waiting: dict[Numbering, OrderedDict[CallWaiter, ClientOperation]] = {}
+        """Waiters with their operations. A waiter's answer is True once its operation has begun, False if the client
+        was closed."""
 
-    def stand_in_line(self, numbering: Numbering, operation: Operation) -> Waiter:
-        """Take in one for which there is no room. With the lock."""
-        waiter = Waiter()
+    def enqueue(self, numbering: Numbering, operation: ClientOperation) -> CallWaiter:
+        """Queue an operation for which there is no free slot. Requires the lock."""
+        waiter = CallWaiter()
         self.waiting.setdefault(numbering, OrderedDict())[waiter] = operation
         return waiter
 
-    def wait(self, numbering: Numbering, waiter: Waiter, operation: Operation) -> bool:
-        """Return once the operation has begun, by the end of another; False if its time is over before, or the client
-        was closed."""
-        is_interrupted = True  # KeyboardInterrupt, a timeout of gevent
+    def wait(self, numbering: Numbering, waiter: CallWaiter, operation: ClientOperation) -> bool:
+        """Wait until the operation begins because another one has ended. Returns False at the deadline, or if the
+        client was closed."""
+        is_interrupted = True  # KeyboardInterrupt, or a timeout of gevent
         try:
             waiter.wait(operation.deadline - self._clock.now())
             is_interrupted = False
@@ -43,15 +44,15 @@ class Room:
                 self._give(numbering)
         return has_begun
 
-    def begin(self, numbering: Numbering, operation: Operation) -> bool:
-        """Take an operation in, as Numbering does; if there is no room, first end what should have ended long ago. With
-        the lock."""
+    def begin(self, numbering: Numbering, operation: ClientOperation) -> bool:
+        """Begin an operation, as Numbering does. If there is no free slot, first end overdue operations. Requires the
+        lock."""
         if numbering.begin(operation):
             return True
         return numbering.end_overdue(self._clock.now()) and numbering.begin(operation)
 
-    def end(self, operations: Sequence[Operation]) -> None:
-        """Nobody waits for the operations any more: others have their room."""
+    def end(self, operations: Sequence[ClientOperation]) -> None:
+        """End operations that have no waiter any more, and begin waiting ones."""
         with self._lock:
             for operation in operations:
                 operation.numbering.end(operation)
@@ -60,13 +61,13 @@ class Room:
                     self._give(numbering)
 
     def close(self) -> None:
-        """Let all go that wait. With the lock."""
+        """Release all waiters. Requires the lock."""
         for waiter in [each for waiting in self.waiting.values() for each in waiting]:
             waiter.set(False)
 
     def _give(self, numbering: Numbering) -> None:
-        """Begin what has waited longest, as much as there is room for, and wake nobody else: of many who wait most
-        would wake for nothing, each time. With the lock."""
+        """Begin the operations that have waited longest, as many as fit. Wake nobody else: with many waiters most
+        wake-ups would be useless. Requires the lock."""
         waiting = self.waiting.get(numbering)
         while waiting:
             waiter, operation = next(iter(waiting.items()))

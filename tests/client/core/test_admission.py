@@ -1,4 +1,4 @@
-"""Callers of a client who wait because as much is under way as may be."""
+"""Callers of a client that wait because too many operations are in flight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.core import operations
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.operation import IN_FLIGHT_MAX, Numbering, Operation
+from kvstore.client.core.operation import IN_FLIGHT_MAX, ClientOperation, Numbering
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest, StoreError, Unavailable
 from tests.client.model import ModelCluster
@@ -23,12 +23,12 @@ from tests.client.serving import serving
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
-async def test_callers_who_wait_are_not_woken_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else many at once cost the square of their number, and are refused by the time that this takes."""
+async def test_waiting_callers_are_not_woken_needlessly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the cost is quadratic in the number of callers, and their deadlines pass meanwhile."""
     count, tried = 5 * IN_FLIGHT_MAX, 0
     begin = Numbering.begin
 
-    def counted(self: Numbering, operation: Operation) -> bool:
+    def counted(self: Numbering, operation: ClientOperation) -> bool:
         nonlocal tried
         tried += 1
         return begin(self, operation)
@@ -39,10 +39,10 @@ async def test_callers_who_wait_are_not_woken_for_nothing(monkeypatch: pytest.Mo
         assert versions == sorted(versions), "in the order of coming"
         assert tried <= 3 * count
         assert client._engine is not None
-        assert client._engine._room == {}
+        assert client._engine._waiting == {}
 
 
-async def test_who_stops_waiting_keeps_no_room() -> None:
+async def test_caller_that_stops_waiting_keeps_no_slot() -> None:
     engine = AsyncEngine(library_env("test"), ClientConfig(endpoints=("127.0.0.1:1",)))
     numbering = engine._numberings["p1"]
     under_way = [operations.get(b"k") for _ in range(IN_FLIGHT_MAX)]
@@ -51,49 +51,49 @@ async def test_who_stops_waiting_keeps_no_room() -> None:
     def waits(timeout_s: float) -> asyncio.Future[None]:
         operation = operations.get(b"k")
         operation.deadline = engine.env.clock.now() + timeout_s
-        return asyncio.ensure_future(engine._wait_room(numbering, operation, timeout_s))
+        return asyncio.ensure_future(engine._wait_admission(numbering, operation, timeout_s))
 
     late, first, second, third = (waits(timeout_s) for timeout_s in (0.0, *[PATIENCE_S] * 3))
-    with pytest.raises(Unavailable, match="too many operations under way"):
+    with pytest.raises(Unavailable, match="too many operations in flight"):
         await late
     second.cancel()  # while it waits
     numbering.end(under_way.pop(0))
-    engine._give_room(numbering)
+    engine._admit_waiting(numbering)
     first.cancel()  # when it has just begun
     await asyncio.wait_for(third, PATIENCE_S)
     assert first.cancelled()
     assert second.cancelled()
-    assert not numbering.has_room()
-    assert engine._room == {}
+    assert not numbering.has_capacity()
+    assert engine._waiting == {}
     await engine.close()
 
 
 class Threads:
-    """Callers of a blocking client whose partition has no room, in the order of coming."""
+    """Callers of a blocking client whose partition has no free slot, in order of arrival."""
 
     def __init__(self) -> None:
         self.engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=("127.0.0.1:1",)))
-        self.engine._read_at = self.engine.env.clock.now() + PATIENCE_S  # nobody asks for a topology
+        self.engine._read_at = self.engine.env.clock.now() + PATIENCE_S  # prevents topology reads
         self.numbering = self.engine.seen.numberings["p1"]
         self.under_way = [operations.get(b"k") for _ in range(IN_FLIGHT_MAX)]
         for each in self.under_way:
             each.deadline = inf
         assert all(map(self.numbering.begin, self.under_way))
-        self.begun: list[Operation] = []
+        self.begun: list[ClientOperation] = []
         self.failures: list[StoreError] = []
         self._threads: list[threading.Thread] = []
 
-    def come(self, timeout_s: float = PATIENCE_S) -> Operation:
+    def come(self, timeout_s: float = PATIENCE_S) -> ClientOperation:
         operation = operations.get(b"k")
         operation.partition = "p1"
-        waiting = len(self.engine._room.waiting.get(self.numbering, ()))
+        waiting = len(self.engine._admission.waiting.get(self.numbering, ()))
         self._threads.append(threading.Thread(target=self._begin, args=(operation, timeout_s), daemon=True))
         self._threads[-1].start()
         if timeout_s:
-            wait_until_blocking(lambda: len(self.engine._room.waiting[self.numbering]) > waiting)
+            wait_until_blocking(lambda: len(self.engine._admission.waiting[self.numbering]) > waiting)
         return operation
 
-    def _begin(self, operation: Operation, timeout_s: float) -> None:
+    def _begin(self, operation: ClientOperation, timeout_s: float) -> None:
         try:
             self.engine._begin(operation, timeout_s, may_wait=True)
         except StoreError as error:
@@ -102,7 +102,7 @@ class Threads:
             self.begun.append(operation)
 
     def end_one(self) -> None:
-        self.engine._room.end([self.under_way.pop()])
+        self.engine._admission.end([self.under_way.pop()])
 
     def close(self) -> None:
         self.engine.close()
@@ -120,10 +120,10 @@ def threads() -> Iterator[Threads]:
         made.close()
 
 
-def test_threads_that_wait_are_woken_one_by_one_in_the_order_of_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_threads_wake_one_by_one_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, tried = Numbering.begin, 0
 
-    def counted(self: Numbering, operation: Operation) -> bool:
+    def counted(self: Numbering, operation: ClientOperation) -> bool:
         nonlocal tried
         tried += 1
         return begin(self, operation)
@@ -139,18 +139,18 @@ def test_threads_that_wait_are_woken_one_by_one_in_the_order_of_coming(monkeypat
         assert tried <= 3 * 20
 
 
-def test_threads_that_wait_hear_of_it_when_the_client_is_closed() -> None:
+def test_waiting_threads_are_notified_when_the_client_closes() -> None:
     with threads() as callers:
         callers.come(10 * PATIENCE_S)
         callers.come(10 * PATIENCE_S)
     assert [type(each) for each in callers.failures] == [InvalidRequest] * 2
 
 
-def test_a_thread_whose_time_is_over_keeps_no_room() -> None:
+def test_thread_past_its_deadline_keeps_no_slot() -> None:
     with threads() as callers:
         callers.come(0.0)
         wait_until_blocking(lambda: callers.failures)
         assert isinstance(callers.failures[0], Unavailable)
-        callers.engine._room.end(callers.under_way)
+        callers.engine._admission.end(callers.under_way)
         assert callers.numbering._under_way == {}
-        assert callers.engine._room.waiting == {}
+        assert callers.engine._admission.waiting == {}

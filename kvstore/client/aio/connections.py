@@ -1,5 +1,5 @@
-"""The carriers of a link's frames to its server: a stream on the server's Redis port, or a session of gRPC where there
-is no such way."""
+"""The connections that carry a link's frames to its server: a stream on the server's Redis port, or a gRPC session if
+the server has no streams."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from kvstore.rpc.login import Login
 from kvstore.rpc.status import connection_fault, from_rpc_error
 
 FAILURES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, EOFError)
-"""With which calls of gRPC fail."""
+"""Errors with which gRPC calls fail."""
 OUTPUT_HIGH_BYTES = 256 << 10
-"""What the server has not taken of the frames. From here on operations wait in the link."""
+"""Bytes of frames that the server has not accepted yet; above this, operations wait in the link."""
 
 
 _decode = compact.decoder_of_answers(Item)
@@ -33,44 +33,44 @@ AnyFrame = kv_pb2.Frame | compact.CompactFrame
 AnyAnswers = kv_pb2.Answers | compact.CompactAnswers[Item]
 
 
-class Owner(Protocol):
-    """The link."""
+class ConnectionOwner(Protocol):
+    """The link that owns a connection."""
 
     def take(self, answers: AnyAnswers) -> None:
-        """A message has come."""
+        """Take a message of answers."""
         ...
 
-    def go_on(self) -> None:
-        """Another frame may be sent."""
+    def flush(self) -> None:
+        """Send the next frame, because the connection is ready again."""
         ...
 
-    def fall(self, why: str) -> None:
-        """Nothing comes and goes any more."""
+    def disconnect(self, why: str) -> None:
+        """Handle the end of the connection."""
         ...
 
 
-class Wire(Protocol):
-    """One connection, open."""
+class FrameConnection(Protocol):
+    """One open connection."""
 
     is_brief: bool
-    """It takes brief frames; their cost is so small that few operations need not wait for company."""
+    """True if it takes compact frames, which cost so little that few operations need no batching delay."""
     is_ready: bool
-    """Another frame may be sent."""
+    """True if another frame may be sent."""
 
     def send(self, message: AnyFrame) -> None: ...
     def probe(self) -> Awaitable[object] | None:
-        """Ask for a sign of life: an answer that comes on the wire, or what to wait for."""
+        """Request a sign of life: an answer on the connection, or an awaitable."""
         ...
 
     def close(self) -> None: ...
 
 
-class StreamWire:
-    """A session on the Redis port (kvstore/proto/session_stream.py): the protocol of its connection."""
+class StreamConnection:
+    """A session on the Redis port (kvstore/proto/session_stream.py), as the protocol of its connection."""
 
     is_brief = True
 
-    def __init__(self, owner: Owner, server: str, login: Login | None = None) -> None:
+    def __init__(self, owner: ConnectionOwner, server: str, login: Login | None = None) -> None:
         self.is_ready = False
         self._owner, self._server, self._login = owner, server, login
         self._frames = FrameReader(MESSAGE_BYTES_MAX)
@@ -80,7 +80,8 @@ class StreamWire:
         self._stream: Stream | None = None
 
     async def open(self, transport: Transport, address: str) -> None:
-        """Raises OSError, or EOFError if who listens there takes up no session. The caller sets the deadline."""
+        """Open the session. Raises OSError, and EOFError if the other side offers no sessions. The caller sets the
+        deadline."""
         try:
             await transport.connect(address, self)
             await self._opened
@@ -89,12 +90,12 @@ class StreamWire:
             raise
 
     def send(self, message: AnyFrame) -> None:
-        assert self._stream is not None, "a wire is open before anything is sent"
+        assert self._stream is not None, "a connection is opened before anything is sent"
         is_brief = message.__class__ is compact.CompactFrame
         self._stream.write(message_of(message) if is_brief else protobuf_message_of(message))  # type: ignore[arg-type]
 
     def probe(self) -> None:
-        """An empty frame is answered."""
+        """Send an empty frame, which the server answers."""
         self.send(compact.CompactFrame(0, 0, []))
 
     def close(self) -> None:
@@ -122,16 +123,16 @@ class StreamWire:
                 elif kind == PROTOBUF:
                     take(kv_pb2.Answers.FromString(body[1:]))
                 else:
-                    return self._owner.fall(f"no answers: a message of kind {kind}")
+                    return self._owner.disconnect(f"expected answers, got a message of kind {kind}")
         except (DecodeError, MsgspecError) as error:
-            return self._owner.fall(f"no answers: {error}")
+            return self._owner.disconnect(f"no answers: {error}")
         if frames.fault:
-            self._owner.fall(frames.fault)
+            self._owner.disconnect(frames.fault)
 
     def _greet(self, data: bytes) -> None:
         self._line += data
         if self._opened.done():
-            return  # it is given up
+            return  # it was closed meanwhile
         if self._line == WELCOME:
             self.is_ready = self._is_open = True
             self._opened.set_result(None)
@@ -149,24 +150,24 @@ class StreamWire:
 
     def resume_writing(self) -> None:
         self.is_ready = True
-        self._owner.go_on()
+        self._owner.flush()
 
     def _lose(self, why: str) -> None:
         self.is_ready = False
         if self._is_open:
             self._is_open = False
-            self._owner.fall(why)
+            self._owner.disconnect(why)
         elif not self._opened.done():
             self._opened.set_exception(EOFError(why))
-            self._opened.exception()  # who opened it may have given up
+            self._opened.exception()  # the caller may have gone
 
 
-class GrpcWire:
-    """A session stream of gRPC. A task writes frames, one at a time, and another reads answers."""
+class GrpcConnection:
+    """A gRPC session stream. One task writes frames, one at a time, and another reads answers."""
 
     is_brief = False
 
-    def __init__(self, owner: Owner, stub: kv_pb2_grpc.KVStub, nursery: Nursery, silence_s: float) -> None:
+    def __init__(self, owner: ConnectionOwner, stub: kv_pb2_grpc.KVStub, nursery: Nursery, silence_s: float) -> None:
         self.is_ready = False
         self._owner, self._nursery, self._silence_s = owner, nursery, silence_s
         self._stub: Any = stub
@@ -176,7 +177,7 @@ class GrpcWire:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Raises errors of gRPC. The caller sets the deadline."""
+        """Open the session. Raises gRPC errors. The caller sets the deadline."""
         self._call = self._stub.Session()
         await self._call.wait_for_connection()
         await self._call.initial_metadata()
@@ -191,7 +192,7 @@ class GrpcWire:
         self._wake.set()
 
     def probe(self) -> Awaitable[object]:
-        """Ask on the same connection: a stopped process keeps it."""
+        """Probe on the same connection, because a stopped process keeps its connections open."""
         answer: Awaitable[object] = self._stub.Topology(kv_pb2.TopologyRequest(), timeout=self._silence_s)
         return answer
 
@@ -210,11 +211,11 @@ class GrpcWire:
                     message, self._next = self._next, None
                     await self._call.write(message)
                     self.is_ready = not self._is_closed
-                    self._owner.go_on()
+                    self._owner.flush()
                 else:
                     await self._wake.wait()
-        except Exception as error:  # noqa: BLE001  # the root of a task: a wire that nobody serves is none
-            self._owner.fall(text_of(error))
+        except Exception as error:  # noqa: BLE001  # the root of a task: a connection without its tasks is useless
+            self._owner.disconnect(text_of(error))
 
     async def _read(self) -> None:
         try:
@@ -223,18 +224,18 @@ class GrpcWire:
                 if not isinstance(answers, kv_pb2.Answers):
                     raise EOFError("the server ended the session")
                 self._owner.take(answers)
-        except Exception as error:  # noqa: BLE001  # the root of a task: a wire that nobody serves is none
-            self._owner.fall(text_of(error))
+        except Exception as error:  # noqa: BLE001  # the root of a task: a connection without its tasks is useless
+            self._owner.disconnect(text_of(error))
 
 
-def stranger_or_none(error: BaseException) -> NotAuthenticated | None:
-    """Return what a call failed with, if the server does not know who asks: then no other way leads further."""
+def login_error_or_none(error: BaseException) -> NotAuthenticated | None:
+    """Return the login error of a failed call, or None. After a login error no other kind of connection can help."""
     found = from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
     return found if isinstance(found, NotAuthenticated) else None
 
 
 def text_of(error: BaseException) -> str:
-    """Say what a connection failed with."""
+    """Return the text of the error that ended a connection."""
     if isinstance(error, grpc.RpcError):
         text, plain = str(error.details()), connection_fault(str(error.details()))
         return f"{error.code().name}: {text}" if plain == text else plain
