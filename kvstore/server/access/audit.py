@@ -35,7 +35,7 @@ BEGUN = "BEGUN"
 """The outcome in the line that is written before a change is attempted."""
 
 
-class Caller(NamedTuple):
+class CallAuthor(NamedTuple):
     """The author of a call."""
 
     who: str
@@ -48,7 +48,7 @@ class AuditLog:
 
     def __init__(self, now: Callable[[], float], date_ms: Callable[[], int], lines: AuditLines) -> None:
         self._now, self._date_ms, self._lines = now, date_ms, lines
-        self._callers: dict[str, _Caller] = {}
+        self._addresses: dict[str, _AddressLines] = {}
 
     def note(
         self,
@@ -65,16 +65,16 @@ class AuditLog:
         """Queue a line, unless its address has had too many. The lines of a change, which has a number, are exempt."""
         if not self._is_due(caller_of(address), is_change=change is not None):
             return
-        self._lines.put(self._line(Caller(who, address), call, outcome, arguments, change, why, took_ms))
+        self._lines.put(self._line(CallAuthor(who, address), call, outcome, arguments, change, why, took_ms))
 
-    async def begin(self, by: Caller, call: str, arguments: str, change: int) -> None:
+    async def begin(self, by: CallAuthor, call: str, arguments: str, change: int) -> None:
         """Write the line that precedes the attempt of a change. Raises OSError if the line cannot be written."""
         self._is_due(caller_of(by.address), is_change=True)
         await self._lines.write(self._line(by, call, BEGUN, arguments, change))
 
     def _line(
         self,
-        by: Caller,
+        by: CallAuthor,
         call: str,
         outcome: str,
         arguments: str,
@@ -99,12 +99,12 @@ class AuditLog:
         self.note(who, address, call, reason_of(listed(type(error))), why=str(error))
 
     def _is_due(self, address: str, *, is_change: bool) -> bool:
-        caller = self._callers.get(address)
+        caller = self._addresses.get(address)
         if caller is None or self._now() - caller.since >= LINES_S:
             self._forget(address)
-            if len(self._callers) >= ADDRESSES_MAX:
-                self._forget(next(iter(self._callers)))
-            caller = self._callers[address] = _Caller(self._now())
+            if len(self._addresses) >= ADDRESSES_MAX:
+                self._forget(next(iter(self._addresses)))
+            caller = self._addresses[address] = _AddressLines(self._now())
         if is_change or caller.lines < LINES_MAX:
             caller.lines += 1
             return True
@@ -114,7 +114,7 @@ class AuditLog:
         return False
 
     def _forget(self, address: str) -> None:
-        caller = self._callers.pop(address, None)
+        caller = self._addresses.pop(address, None)
         if caller is None or caller.timer is None:
             return
         caller.timer.cancel()
@@ -136,7 +136,7 @@ def caller_of(address: str) -> str:
 
 
 @dataclass(slots=True)
-class _Caller:
+class _AddressLines:
     """An address, since its first line of a minute."""
 
     since: float

@@ -13,7 +13,7 @@ from kvstore.errors import NotAuthenticated, StoreError
 from kvstore.rpc.callers import caller_of
 from kvstore.rpc.status import abort
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.server.access.logins import Logins, credentials_or_none
 from kvstore.server.access.needs import RPC_NEEDS, admin
 from kvstore.server.routing.backend import Backend
@@ -22,10 +22,10 @@ AUTHORIZATION = "authorization"
 WAITING = frozenset(("/kvstore.v1.Feed/Changes",))
 """Methods of one answer that wait for news and change nothing. Any other one that has begun runs to its end: what it
 was asked to do may be done by then, and a refusal would say that it is not."""
-_caller: ContextVar[Identity | None] = ContextVar("caller", default=None)
+_caller: ContextVar[UserIdentity | None] = ContextVar("caller", default=None)
 
 
-class _Stay:
+class _RevocableCall:
     """A call that is ended when its caller may not go on."""
 
     __slots__ = ("check", "refused", "task")
@@ -41,8 +41,8 @@ class CallGate:
 
     def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins
-        self._stays: dict[_Stay, None] = {}
-        self.close = access.on_change(self._look_again)
+        self._revocable: dict[_RevocableCall, None] = {}
+        self.close = access.on_change(self._recheck)
 
     @property
     def is_on(self) -> bool:
@@ -84,20 +84,20 @@ class CallGate:
         if not lasts and method not in WAITING:
             yield
             return
-        stay = _Stay(lambda: need(identity, request))
-        self._stays[stay] = None
+        call = _RevocableCall(lambda: need(identity, request))
+        self._revocable[call] = None
         try:
             yield
         except asyncio.CancelledError:
-            if stay.refused is None or stay.task is None:
+            if call.refused is None or call.task is None:
                 raise
-            stay.task.uncancel()
-            self._note(identity.who, context, method, stay.refused)
-            await abort(context, stay.refused)
+            call.task.uncancel()
+            self._note(identity.who, context, method, call.refused)
+            await abort(context, call.refused)
         finally:
-            self._stays.pop(stay, None)
+            self._revocable.pop(call, None)
 
-    async def _identify(self, context: Any) -> Identity:
+    async def _identify(self, context: Any) -> UserIdentity:
         """Find out who calls: by the header, else by the certificate; nobody if he says nothing. Raises
         NotAuthenticated, Overloaded."""
         for name, value in context.invocation_metadata() or ():
@@ -117,12 +117,12 @@ class CallGate:
     def _note(self, user: str, context: Any, method: str, error: StoreError) -> None:
         self._access.refused(user, caller_of(context), method.rpartition(".")[2], error)
 
-    def _look_again(self) -> None:
+    def _recheck(self) -> None:
         """There is another table: calls that may not go on end."""
-        for stay in list(self._stays):
+        for call in list(self._revocable):
             try:
-                stay.check()
+                call.check()
             except StoreError as error:
-                if stay.refused is None and stay.task is not None:
-                    stay.refused = error
-                    stay.task.cancel()
+                if call.refused is None and call.task is not None:
+                    call.refused = error
+                    call.task.cancel()

@@ -15,7 +15,7 @@ from kvstore.env import Env
 from kvstore.env.nursery import shielded
 from kvstore.errors import OutcomeUnknown, Overloaded, Refused, StoreError, Unavailable
 from kvstore.rpc.status import listed, reason_of
-from kvstore.server.access.audit import AuditLog, Caller
+from kvstore.server.access.audit import AuditLog, CallAuthor
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,7 +27,7 @@ CHANGE_S = 600.0
 DONE, UNKNOWN = "OK", reason_of(OutcomeUnknown)
 
 
-class Changes:
+class AdminChanges:
     """The administrative changes of one node."""
 
     def __init__(self, env: Env, audit: AuditLog) -> None:
@@ -35,7 +35,7 @@ class Changes:
         self._under_way = 0
         self._last = 0
 
-    async def make(self, by: Caller, call: str, work: Callable[[], Awaitable[T]], arguments: str = "") -> T:
+    async def make(self, by: CallAuthor, call: str, work: Callable[[], Awaitable[T]], arguments: str = "") -> T:
         """Record a change, do it by `work`, and record its outcome. The change continues if the caller is cancelled.
 
         Raises Overloaded if too many changes are under way, Unavailable if the audit log cannot be written,
@@ -56,7 +56,7 @@ class Changes:
 
     async def _made(
         self,
-        by: Caller,
+        by: CallAuthor,
         call: str,
         work: Callable[[], Awaitable[T]],
         arguments: str,
@@ -87,7 +87,7 @@ class Changes:
             took_ms = (self._now() - began) * 1000
             self._audit.note(*by, call, outcome, arguments=arguments, why=why, took_ms=took_ms, change=number)
 
-    async def _begin(self, by: Caller, call: str, arguments: str, number: int) -> None:
+    async def _begin(self, by: CallAuthor, call: str, arguments: str, number: int) -> None:
         try:
             await self._audit.begin(by, call, arguments, number)
         except OSError as error:

@@ -17,7 +17,7 @@ from kvstore.server.table_follower import TableFollower
 
 log = logging.getLogger(__name__)
 
-LOOK_MIN_S, LOOK_S = 0.01, 5.0
+CHECK_MIN_S, CHECK_S = 0.01, 5.0
 """Between two looks at the tokens that expire."""
 
 
@@ -71,4 +71,4 @@ class AccessFollower(TableFollower[AccessTable]):
     def _next_end_s(self) -> float | None:
         """Until the next token expires, or LOOK_S if that is sooner: a clock may be set meanwhile."""
         next_ms = self._access.next_expiry_ms()
-        return None if next_ms is None else min(max((next_ms - self._clock.date_ms()) / 1000, LOOK_MIN_S), LOOK_S)
+        return None if next_ms is None else min(max((next_ms - self._clock.date_ms()) / 1000, CHECK_MIN_S), CHECK_S)

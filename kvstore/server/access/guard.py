@@ -8,7 +8,7 @@ from itertools import repeat
 
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
-from kvstore.server.access.identities import OPERATION_NAMES, TELLS, Access, Identity
+from kvstore.server.access.identities import OPERATION_NAMES, TELLS, Access, UserIdentity
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId
 
@@ -20,7 +20,7 @@ class Guard:
 
     __slots__ = ("_access", "_address", "_backend", "_identity", "_read_now", "_submit")
 
-    def __init__(self, access: Access, identity: Identity, backend: Backend, address: str = "?") -> None:
+    def __init__(self, access: Access, identity: UserIdentity, backend: Backend, address: str = "?") -> None:
         """`address`: the client's, for the audit log."""
         self._address = address
         self._access, self._identity, self._backend = access, identity, backend

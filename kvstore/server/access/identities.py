@@ -33,7 +33,7 @@ TELLS = int(Flag.RETURN_OLD | Flag.IF_VERSION)
 OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
 
 
-class Identity:
+class UserIdentity:
     """One user, shared by all of his connections, or by those of one token of his. Its permissions are those of the
     newest table."""
 
@@ -121,14 +121,14 @@ class Access:
         self.is_on = is_wanted
         self.is_wanted, self.is_unfounded = is_wanted, is_wanted
         self._audit = audit
-        self.nobody = Identity(NOBODY, NOTHING if is_wanted else EVERYTHING)
+        self.nobody = UserIdentity(NOBODY, NOTHING if is_wanted else EVERYTHING)
         self.nobody.why_unknown = UNFOUNDED if is_wanted else NOT_LOGGED_IN
         """Whoever has not said who he is."""
         self.denied = 0
         """Operations and calls that were refused."""
         self._users: dict[str, User] = {}
-        self._identities: dict[str, Identity] = {}
-        self._tokens: dict[str, tuple[Token, Identity]] = {}
+        self._identities: dict[str, UserIdentity] = {}
+        self._tokens: dict[str, tuple[Token, UserIdentity]] = {}
         """By id; those that have expired may be among them until the table lacks them."""
         self._listeners = Listeners()
         self.cluster_names = ClusterNames()
@@ -155,7 +155,7 @@ class Access:
         for user in table.users:
             if user.name not in self._identities:
                 permissions = permissions_of(table, user) if table.is_on else EVERYTHING
-                self._identities[user.name] = Identity(user.name, permissions, user.password)
+                self._identities[user.name] = UserIdentity(user.name, permissions, user.password)
         self._take_tokens(table)
         self._listeners.tell()
 
@@ -167,7 +167,7 @@ class Access:
                 continue
             permissions = permissions_of(table, user) if table.is_on else EVERYTHING
             if identity is None or known != token or identity.is_gone:
-                identity = Identity(user.name, permissions, token=token.id)
+                identity = UserIdentity(user.name, permissions, token=token.id)
             identity.allow(permissions)
             self._tokens[token.id] = token, identity
         for id_, (_, identity) in before.items():
@@ -190,14 +190,14 @@ class Access:
             (token.expires_ms for token, identity in self._tokens.values() if not identity.is_gone), default=None
         )
 
-    def of_token(self, id_: str, word: bytes, now_ms: int) -> Identity | None:
+    def of_token(self, id_: str, word: bytes, now_ms: int) -> UserIdentity | None:
         """The user whom a token names; None if it names none, or none any more."""
         token, identity = self._tokens.get(id_, (None, None))
         if token is None or identity is None or token.expires_ms <= now_ms or not token.is_right(word):
             return None
         if identity.is_gone:
             # A date that was wrong has ended it too early: what came with it is over, the token is not.
-            identity = Identity(token.user, self._identities[token.user].permissions, token=id_)
+            identity = UserIdentity(token.user, self._identities[token.user].permissions, token=id_)
             self._tokens[id_] = token, identity
             self._listeners.tell()
         return identity
@@ -223,7 +223,7 @@ class Access:
     def user_or_none(self, name: str) -> User | None:
         return self._users.get(name)
 
-    def identity_or_none(self, name: str) -> Identity | None:
+    def identity_or_none(self, name: str) -> UserIdentity | None:
         """The user of this name, however he has proven that he is it."""
         return self._identities.get(name)
 
@@ -236,7 +236,7 @@ class Access:
                 return found
         return next((Principal(Kind.USER, each) for each in names if each in self._identities), None)
 
-    def of_certificate(self, names: Iterable[str]) -> Identity | None:
+    def of_certificate(self, names: Iterable[str]) -> UserIdentity | None:
         """Return the user whom a verified certificate with these common names is of; None if it is no user's."""
         found = self.principal_of(names)
         return self._identities.get(found.name) if found is not None and found.kind is Kind.USER else None

@@ -34,7 +34,7 @@ from kvstore.env import Env
 from kvstore.env.nursery import shielded
 from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ WRONG = "invalid username-password pair or user is disabled."
 WRONG_TOKEN = "the token is not one of this cluster's, not this user's, has expired or was revoked"
 ANY_USER = ("", "default")
 """As whom a token's bearer may come beside his own name: with nothing, or as Redis clients name nobody."""
-_NOBODYS = Password(N, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
+_DUMMY_PASSWORD = Password(N, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
 """Hashed in vain for a user who is not there, so that time does not tell who is."""
 
 
@@ -115,7 +115,7 @@ class Logins:
             "logins_pending": len(self._under_way),
         }
 
-    def known_or_none(self, user: str, password: bytes) -> Identity | None:
+    def known_or_none(self, user: str, password: bytes) -> UserIdentity | None:
         """The user, if this server has verified this login before and it still holds, or if it is by a token. Takes
         microseconds."""
         token = id_or_none(password)
@@ -129,7 +129,7 @@ class Logins:
             return None
         return self._access.identity_or_none(user)
 
-    async def login(self, user: str, password: bytes, address: str) -> Identity:
+    async def login(self, user: str, password: bytes, address: str) -> UserIdentity:
         """Return the user. `address` is that of the client as `network_of` names it, which is known from then on.
         Raises NotAuthenticated, also if too many of this address have failed, and Overloaded if too many wait."""
         identity = await self._login(user, password, address)
@@ -140,7 +140,7 @@ class Logins:
         """Note that a client at an address has authenticated: peers elsewhere do not displace its connections."""
         self._known.note(address)
 
-    async def _login(self, user: str, password: bytes, address: str) -> Identity:
+    async def _login(self, user: str, password: bytes, address: str) -> UserIdentity:
         identity = self.known_or_none(user, password)
         if identity is not None:
             return identity
@@ -174,7 +174,7 @@ class Logins:
 
     def _begin(self, mark: _Mark, password: bytes, address: str) -> asyncio.Future[bool]:
         """Have it hashed when it is its turn. Raises Overloaded."""
-        if len(self._under_way) >= PENDING_MAX and not self._make_room(address):
+        if len(self._under_way) >= PENDING_MAX and not self._displace_waiting(address):
             self.limited += 1
             raise Overloaded(f"{PENDING_MAX} logins wait to be checked; try again")
         self._note_failure(address)  # counts until it turns out right, so that many at once are no way around
@@ -182,10 +182,10 @@ class Logins:
         self._under_way[mark] = under_way
         under_way.add_done_callback(lambda done: self._end(mark, address, done))
         self._waiting.append(_Wait(mark, password, address, under_way))
-        self._go_on()
+        self._hash_next()
         return under_way
 
-    def _make_room(self, address: str) -> bool:
+    def _displace_waiting(self, address: str) -> bool:
         """Refuse one that waits and whose address has failed more often than this one has with the login that comes."""
         worst = max(reversed(self._waiting), key=lambda each: self._times(each.address), default=None)
         if worst is None or self._times(worst.address) <= self._times(address) + 1:
@@ -196,13 +196,13 @@ class Logins:
 
     def _refuse(self, login: _Wait, why: str) -> None:
         """Tell a login that it was not checked: it has not failed."""
-        self._take_back(login.address)
+        self._forgive(login.address)
         self.limited += 1
         login.found.set_exception(Overloaded(why))
         login.found.exception()  # seen, also if whoever asked has gone
         self._under_way.pop(login.mark, None)
 
-    def _go_on(self) -> None:
+    def _hash_next(self) -> None:
         """Give the thread the next one, unless it has one."""
         if self._is_busy or not self._waiting:
             return
@@ -210,17 +210,17 @@ class Logins:
         following = min(self._waiting, key=lambda each: self._times(each.address))
         self._waiting.remove(following)
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="login", initializer=_step_back)
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="login", initializer=_lower_priority)
         text = following.mark[1]
-        hashed = parsed(text) if text else _NOBODYS
+        hashed = parsed(text) if text else _DUMMY_PASSWORD
         self.hashes += 1
         try:
             hashing = asyncio.get_running_loop().run_in_executor(self._thread, hashed.is_right, following.password)
         except RuntimeError as error:  # no thread can be started now; the next login tries it with a new pool
-            return self._give_up((following, *self._waiting), error)
+            return self._refuse_all((following, *self._waiting), error)
         return hashing.add_done_callback(lambda done: self._hashed(following, done))
 
-    def _give_up(self, logins: Sequence[_Wait], error: RuntimeError) -> None:
+    def _refuse_all(self, logins: Sequence[_Wait], error: RuntimeError) -> None:
         log.warning("logins=%d cannot be checked, no thread can be started: %s", len(logins), error)
         self._is_busy, self._thread = False, None
         self._waiting.clear()
@@ -237,7 +237,7 @@ class Logins:
                 self._refuse(login, f"the login could not be checked: {error!r}; try again")
             else:
                 login.found.set_result(done.result())
-        self._go_on()
+        self._hash_next()
 
     def _end(self, mark: _Mark, address: str, done: asyncio.Future[bool]) -> None:
         """Remember the result, also if the client has gone meanwhile: it would ask for the same hash again, and in the
@@ -247,7 +247,7 @@ class Logins:
         if done.cancelled() or done.exception() is not None:
             return
         if done.result() and text:
-            self._take_back(address)
+            self._forgive(address)
             self._verified[user] = _Verified(text, digest)
             return
         if len(self._wrong) >= WRONG_MAX:
@@ -280,13 +280,13 @@ class Logins:
             del self._failures[next(iter(self._failures))]
         self._failures[address] = _Failures(found.times + 1, found.since)
 
-    def _take_back(self, address: str) -> None:
+    def _forgive(self, address: str) -> None:
         found = self._failures.get(address)
         if found is not None:
             self._failures[address] = _Failures(max(0, found.times - 1), found.since)
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Let what else this machine does come before this thread's work, where that is allowed."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -12,46 +12,46 @@ from typing import Any
 from kvstore.access import Right
 from kvstore.access.permissions import shown_range
 from kvstore.proto import admin_pb2
-from kvstore.server.access.identities import Identity
+from kvstore.server.access.identities import UserIdentity
 
-Check = Callable[[Identity, Any], None]
+Check = Callable[[UserIdentity, Any], None]
 """Raises NotAuthenticated or PermissionDenied. The request is None where the client streams, and on HTTP."""
 
 
-def nothing(identity: Identity, request: Any) -> None:
+def nothing(identity: UserIdentity, request: Any) -> None:
     """Let everybody pass: load balancers, who ask for health."""
 
 
-def login(identity: Identity, request: Any) -> None:
+def login(identity: UserIdentity, request: Any) -> None:
     """Ask for a user, whoever he is. Where operations follow, each is checked by a Guard."""
     identity.check_known()
 
 
-def admin(identity: Identity, request: Any) -> None:
+def admin(identity: UserIdentity, request: Any) -> None:
     """Ask for an administrator."""
     identity.check_some((Right.ADMIN,), "the cluster")
 
 
-def _backup(identity: Identity, request: Any) -> None:
+def _backup(identity: UserIdentity, request: Any) -> None:
     identity.check_some((Right.BACKUP,), "pins")
 
 
-def _feed(identity: Identity, request: Any) -> None:
+def _feed(identity: UserIdentity, request: Any) -> None:
     identity.check_some((Right.WATCH, Right.BACKUP), "the change feed")
 
 
-def _watch(identity: Identity, request: Any) -> None:
+def _watch(identity: UserIdentity, request: Any) -> None:
     identity.check(Right.WATCH, request.start, request.end, "a watch")
 
 
-def _changes(identity: Identity, request: Any) -> None:
+def _changes(identity: UserIdentity, request: Any) -> None:
     """Watch or backup, whole and not pieced together of both."""
     identity.check_known()
     if not identity.permissions.may_all(Right.BACKUP, request.start, request.end):
         identity.check(Right.WATCH, request.start, request.end, "changes")
 
 
-def _read_pinned(identity: Identity, request: Any) -> None:
+def _read_pinned(identity: UserIdentity, request: Any) -> None:
     identity.check_known()
     if not identity.permissions.may_all(Right.BACKUP, request.start, request.end):
         raise identity.permissions.refused(Right.BACKUP, f"a pinned read of {shown_range(request.start, request.end)}")

@@ -39,7 +39,7 @@ _NUMBERS = frozenset(
 )
 
 
-class Told(NamedTuple):
+class GatewayReply(NamedTuple):
     """An answer."""
 
     status: int
@@ -56,12 +56,12 @@ class WithStatus(InvalidRequest):
         self.status, self.headers = status, headers
 
 
-def told(body: Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Told:
+def json_reply(body: Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> GatewayReply:
     """JSON."""
-    return Told(status, msgspec.json.encode(body), headers or {})
+    return GatewayReply(status, msgspec.json.encode(body), headers or {})
 
 
-def failed(error: StoreError, partition: str = "") -> Told:
+def error_reply(error: StoreError, partition: str = "") -> GatewayReply:
     """An error, by the table that all doors share (kvstore/rpc/status.py)."""
     body = failure_of(error, partition)
     headers = {"Retry-After": str(body.retry_after)} if body.retry_after is not UNSET else {}
@@ -69,7 +69,7 @@ def failed(error: StoreError, partition: str = "") -> Told:
         headers |= {name.replace("_", "-"): value for name, value in error.headers.items()}
     if isinstance(error, NotAuthenticated):
         headers["WWW-Authenticate"] = ASK
-    return told(body, body.code, headers)
+    return json_reply(body, body.code, headers)
 
 
 def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
@@ -86,12 +86,12 @@ def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
     return bodies.Failure(code=code, reason=reason, message=message, outcome=outcome, **fields)  # type: ignore[arg-type]
 
 
-def absent(partition: str) -> Told:
+def absent_reply(partition: str) -> GatewayReply:
     """The answer to a read of a key that is not there."""
     body = bodies.Failure(
         code=404, reason="ABSENT", message="the key is absent", outcome="refused", partition=partition
     )
-    return told(body, 404)
+    return json_reply(body, 404)
 
 
 def wants_json(accept: str | None) -> bool:
@@ -167,18 +167,18 @@ def _meta(key: bytes, result: tuple[Any, ...], *, as_base64: bool) -> Item:
     return item
 
 
-def batch_told(op: Op, results: Sequence[Any], *, as_base64: bool) -> Told:
+def batch_reply(op: Op, results: Sequence[Any], *, as_base64: bool) -> GatewayReply:
     """The outcomes of a batch."""
     pairs = zip(op[2], results, strict=True)
-    return told(bodies.BatchAnswer([outcome_of(each, result, as_base64=as_base64) for each, result in pairs]))
+    return json_reply(bodies.BatchAnswer([outcome_of(each, result, as_base64=as_base64) for each, result in pairs]))
 
 
-def page_told(
+def page_reply(
     found: Iterable[tuple[bytes, kv_pb2.Record]], next: str | None, *, as_base64: bool, keys_only: bool
-) -> Told:
+) -> GatewayReply:
     """A page of a scan."""
     items = [item_of(fields_of_message(record), key, as_base64=as_base64, keys_only=keys_only) for key, record in found]
-    return told(bodies.Page(items, UNSET if next is None else next))
+    return json_reply(bodies.Page(items, UNSET if next is None else next))
 
 
 def fields_of_message(record: kv_pb2.Record) -> tuple[bytes, int, int, int, int]:

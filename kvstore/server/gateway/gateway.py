@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -34,17 +34,18 @@ from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.traits import READS
 from kvstore.proto.page_token import PageToken
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
-from kvstore.server.access.identities import Identity
+from kvstore.server.access.http_authenticator import HttpAuthenticator
+from kvstore.server.access.identities import UserIdentity
 from kvstore.server.access.needs import HTTP_NEEDS, admin
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.gateway import answers, bodies, requests, routes
-from kvstore.server.gateway.answers import Told, WithStatus
+from kvstore.server.gateway.answers import GatewayReply, WithStatus
+from kvstore.server.gateway.capacity import GatewayCapacity, RequestBytes
 from kvstore.server.gateway.openapi import document
 from kvstore.server.gateway.ranges import count_range, delete_range
-from kvstore.server.gateway.requests import RING, Asked
-from kvstore.server.gateway.room import Load, Room
-from kvstore.server.gateway.routes import Answer, Body, Route
-from kvstore.server.gateway.watches import Watches
+from kvstore.server.gateway.requests import RING, ParsedRequest
+from kvstore.server.gateway.routes import Body, ResponseKind, Route
+from kvstore.server.gateway.watches import HttpWatches
 from kvstore.server.grpc.batch_budget import BatchBudget, BudgetedBackend
 from kvstore.server.grpc.encode import MESSAGE_BYTES, answer_too_large
 from kvstore.server.grpc.scan import scan_pages
@@ -68,27 +69,18 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 GONE = (ConnectionError, web.RequestPayloadError)
 
 
-class Doorman(Protocol):
-    """Finds out who asks: kvstore.server.access.http_doorman.HttpDoorman."""
-
-    async def identify(self, request: web.BaseRequest) -> Identity: ...
-    def guarded(self, identity: Identity, request: web.BaseRequest, backend: Backend) -> Backend: ...
-    def refused(self, identity: Identity | None, request: web.BaseRequest, call: str, error: StoreError) -> None: ...
-    def on_change(self, changed: Callable[[], None]) -> Callable[[], None]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class GatewayCall:
     """A request whose caller is known."""
 
     request: web.BaseRequest
-    identity: Identity
-    asked: Asked
+    identity: UserIdentity
+    asked: ParsedRequest
     token: Mapping[str, int]
     """What the client has seen, by partition; under RING the version of its ring."""
     backend: Backend
     """As the caller may use it."""
-    load: Load
+    held: RequestBytes
 
     @property
     def as_base64(self) -> bool:
@@ -103,21 +95,23 @@ class Gateway:
     """The gateway of one server, from its making to `close`."""
 
     def __init__(
-        self, env: Env, backend: Backend, server: str, feeds: Feeds, batches: BatchBudget, doorman: Doorman,
-        connections_max: int, scans: ScanSlots | None = None,
+        self, env: Env, backend: Backend, server: str, feeds: Feeds, batches: BatchBudget,
+        authenticator: HttpAuthenticator, connections_max: int, scans: ScanSlots | None = None,
     ) -> None:  # fmt: skip
         """`batches`: the room for what batches read, of all doors. `connections_max`: those of the HTTP port.
         `scans`: the places of scans of all endpoints."""
-        self._env, self._backend, self._server, self._doorman = env, backend, server, doorman
+        self._env, self._backend, self._server, self._authenticator = env, backend, server, authenticator
         self._batches = batches
-        self._watches = Watches(feeds, doorman)
+        self._watches = HttpWatches(feeds, authenticator)
         self._scans = ScanSlots(env.clock.now) if scans is None else scans
         share = max(1, connections_max // SHARE)
-        self._room = Room(share, share)
+        self._capacity = GatewayCapacity(share, share)
         self._is_closing = False
         self._document = document()
-        self._histograms = {each.name: Histogram(1e-6) for each in routes.ROUTES if each.answer is not Answer.EVENTS}
-        self._do: dict[str, Callable[[Call], Awaitable[Told]]] = {
+        self._histograms = {
+            each.name: Histogram(1e-6) for each in routes.ROUTES if each.answer is not ResponseKind.EVENTS
+        }
+        self._do: dict[str, Callable[[GatewayCall], Awaitable[GatewayReply]]] = {
             "get": self._read,
             "meta": self._read,
             **dict.fromkeys(("put", "delete", "increment", "append", "expire"), self._write),
@@ -138,9 +132,9 @@ class Gateway:
         """Numbers of the server's part, for metrics."""
         return {
             "http_request_s": self._histograms,
-            "http_requests": self._room.requests,
-            "http_watches": self._room.watches,
-            "http_overloaded_total": self._room.refused,
+            "http_requests": self._capacity.requests,
+            "http_watches": self._capacity.watches,
+            "http_overloaded_total": self._capacity.refused,
         }
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -153,18 +147,18 @@ class Gateway:
             self._check_origin(request, route)
             if self._is_closing:
                 raise Unavailable("the node stops; ask another one")
-            if route.answer is Answer.EVENTS:
-                with self._room.watch():
+            if route.answer is ResponseKind.EVENTS:
+                with self._capacity.watch():
                     return await self._watch(request, route, query)
-            with self._room.request() as load:
-                told = await self._told(request, route, key, query, load)
-                load.take(len(told.body), must=route.is_write)
+            with self._capacity.request() as held:
+                reply = await self._reply(request, route, key, query, held)
+                held.take(len(reply.body), must=route.is_write)
                 self._measure(route, key, began)
-                return await _send(request, told)
+                return await _send(request, reply)
         except StoreError as error:
             if route is not None:
                 self._measure(route, "", began)
-            return await _send(request, answers.failed(error))
+            return await _send(request, answers.error_reply(error))
 
     def _measure(self, route: Route, key: str, began: float) -> None:
         if route.name not in self._histograms:
@@ -189,36 +183,38 @@ class Gateway:
         else:
             return
         error = PermissionDenied(f"expected no request from a page of another site, got {got}")
-        self._doorman.refused(None, request, _call_of(route), error)
+        self._authenticator.refused(None, request, _call_of(route), error)
         raise error
 
-    async def _admitted(self, request: web.BaseRequest, route: Route) -> Identity:
+    async def _admitted(self, request: web.BaseRequest, route: Route) -> UserIdentity:
         """Raises NotAuthenticated, PermissionDenied, Overloaded."""
-        identity: Identity | None = None
+        identity: UserIdentity | None = None
         try:
-            identity = await self._doorman.identify(request)
-            if route.answer is not Answer.EVENTS:  # of a watch it is asked when it is known what for
+            identity = await self._authenticator.identify(request)
+            if route.answer is not ResponseKind.EVENTS:  # of a watch it is asked when it is known what for
                 HTTP_NEEDS.get(route.template, admin)(identity, None)
         except StoreError as error:
-            self._doorman.refused(identity, request, _call_of(route), error)
+            self._authenticator.refused(identity, request, _call_of(route), error)
             raise
         return identity
 
-    async def _told(self, request: web.BaseRequest, route: Route, key: str, query: str, load: Load) -> Told:
+    async def _reply(
+        self, request: web.BaseRequest, route: Route, key: str, query: str, held: RequestBytes
+    ) -> GatewayReply:
         _check_coding(request)
         identity = await self._admitted(request, route)
         asked = requests.read(route, key, query, request.headers)
         token = requests.token_of(asked.given.get(routes.TOKEN.key, ""), routes.TOKEN.name)
-        backend = self._doorman.guarded(identity, request, self._backend)
-        call = Call(request=request, identity=identity, asked=asked, token=token, backend=backend, load=load)
+        backend = self._authenticator.guarded(identity, request, self._backend)
+        call = GatewayCall(request=request, identity=identity, asked=asked, token=token, backend=backend, held=held)
         if not asked.key:
             return await self._do[route.name](call)
         try:
             return await self._do[route.name](call)
         except StoreError as error:
             partition = self._backend.topology.ring.partition_of(asked.key)
-            told = answers.failed(error, partition)
-            return told._replace(headers={**told.headers, **self._seal(token, asked.key)})
+            reply = answers.error_reply(error, partition)
+            return reply._replace(headers={**reply.headers, **self._seal(token, asked.key)})
 
     def _seal(self, token: Mapping[str, int], key: bytes) -> dict[str, str]:
         """Headers with what the client has seen with this answer, and the partition's time, by the ring of now. The
@@ -233,7 +229,7 @@ class Gateway:
 
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _read(self, call: Call) -> Told:
+    async def _read(self, call: GatewayCall) -> GatewayReply:
         asked, code = call.asked, Code.GET if call.asked.route.name == "get" else Code.META
         await self._no_body(call)
         partition = self._backend.topology.ring.partition_of(asked.key)
@@ -242,20 +238,20 @@ class Gateway:
         record = await self._in_time(call, op, call.backend)
         headers = {**self._seal(call.token, asked.key), "Vary": "Accept"}
         if not _is_wanted(asked, 0 if record is None else record[1]):
-            return Told(304, b"", {**headers, **answers.record_headers(record)})
+            return GatewayReply(304, b"", {**headers, **answers.record_headers(record)})
         if record is None:
-            told = answers.absent(partition)
-            return told._replace(headers=headers)
+            reply = answers.absent_reply(partition)
+            return reply._replace(headers=headers)
         headers |= answers.record_headers(record)
         if code == Code.META:
-            return Told(200, b"", {**headers, "Content-Length": str(record[0])}, answers.RAW)
+            return GatewayReply(200, b"", {**headers, "Content-Length": str(record[0])}, answers.RAW)
         if answers.wants_json(call.request.headers.get("Accept")):
-            return answers.told(answers.item_of(record, asked.key, as_base64=call.as_base64), headers=headers)
-        return Told(200, record[0], headers, answers.RAW)
+            return answers.json_reply(answers.item_of(record, asked.key, as_base64=call.as_base64), headers=headers)
+        return GatewayReply(200, record[0], headers, answers.RAW)
 
-    async def _write(self, call: Call) -> Told:
+    async def _write(self, call: GatewayCall) -> GatewayReply:
         asked = call.asked
-        requests.write_op(asked, b"")  # what is wrong with it is told before a body comes
+        requests.write_op(asked, b"")  # what is wrong with it is reply before a body comes
         value = await self._value(call) if asked.route.body is Body.VALUE else await self._no_body(call)
         op = requests.write_op(asked, value)  # its condition is the leader's to decide, now that all has come
         backend = BudgetedBackend(call.backend, self._batches)
@@ -264,20 +260,20 @@ class Gateway:
         headers = self._seal(call.token, asked.key)
         if isinstance(outcome, bodies.Written) and outcome.applied is not False:
             headers["ETag"] = answers.tag_of(outcome.version)
-        return answers.told(outcome, headers=headers)
+        return answers.json_reply(outcome, headers=headers)
 
-    async def _batch(self, call: Call) -> Told:
+    async def _batch(self, call: GatewayCall) -> GatewayReply:
         if call.request.content_type != answers.JSON:
             raise WithStatus(415, f"want Content-Type: {answers.JSON}, got {call.request.content_type[:60]!r}")
         op = requests.batch_of(call.asked, await self._body(call, JSON_BYTES_MAX))
         check_one_partition(op, self._backend.topology.ring.partition_of)
         results = await self._in_time(call, op, BudgetedBackend(call.backend, self._batches))
-        told = answers.batch_told(op, results, as_base64=call.as_base64)
-        if len(told.body) > MESSAGE_BYTES_MAX:
-            raise answer_too_large(len(told.body))
-        return told._replace(headers=self._seal(call.token, op[1]))
+        reply = answers.batch_reply(op, results, as_base64=call.as_base64)
+        if len(reply.body) > MESSAGE_BYTES_MAX:
+            raise answer_too_large(len(reply.body))
+        return reply._replace(headers=self._seal(call.token, op[1]))
 
-    async def _in_time(self, call: Call, op: Op, backend: Submits, versions: Sequence[int] = ()) -> Any:
+    async def _in_time(self, call: GatewayCall, op: Op, backend: Submits, versions: Sequence[int] = ()) -> Any:
         """The result. Whoever goes away takes nothing back. `versions`: any of them will do; a leader is asked for one
         after the other, under one request id, which remembers nothing that was refused (docs/protocol.md P13)."""
         try:
@@ -295,7 +291,7 @@ class Gateway:
 
     # ── all partitions ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _scan(self, call: Call) -> Told:
+    async def _scan(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
         page = requests.scan_of(call.asked, call.token)
         found: list[tuple[bytes, Any]] = []
@@ -303,19 +299,19 @@ class Gateway:
         try:
             async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place(call.identity.name) as place:
                 if page.end and page.start >= page.end:
-                    return answers.page_told((), None, as_base64=call.as_base64, keys_only=page.keys_only)
+                    return answers.page_reply((), None, as_base64=call.as_base64, keys_only=page.keys_only)
                 async for message in scan_pages(call.backend, partial(ask_session, call.backend), page, place):
                     found += zip(message.keys, message.records, strict=True)
                     size += message.ByteSize()
-                    call.load.take(message.ByteSize())
+                    call.held.take(message.ByteSize())
                     if size >= MESSAGE_BYTES or len(found) >= page.limit:
                         next_ = PageToken(found[-1][0] + b"\0", page.end).encode()
                         break
         except TimeoutError:
             raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
-        return answers.page_told(found, next_, as_base64=call.as_base64, keys_only=page.keys_only)
+        return answers.page_reply(found, next_, as_base64=call.as_base64, keys_only=page.keys_only)
 
-    async def _count(self, call: Call) -> Told:
+    async def _count(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
         bounds, level = requests.bounds_of(call.asked), routes.LEVELS.index(call.asked.get(routes.LEVEL))
         ask = partial(ask_session, call.backend)
@@ -324,27 +320,27 @@ class Gateway:
                 count = await count_range(call.backend, ask, bounds, level, call.token)
         except TimeoutError:
             raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
-        return answers.told(bodies.Counted(count))
+        return answers.json_reply(bodies.Counted(count))
 
-    async def _delete_range(self, call: Call) -> Told:
+    async def _delete_range(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
         wanted, timeout_s = requests.deletion_of(call.asked), call.timeout_ms / 1000
         try:  # of an empty range, too
             call.identity.check(Right.WRITE, *wanted.bounds, "delete_range")
         except StoreError as error:
-            self._doorman.refused(call.identity, call.request, _call_of(call.asked.route), error)
+            self._authenticator.refused(call.identity, call.request, _call_of(call.asked.route), error)
             raise
         until = self._env.clock.now() + timeout_s / 2
         try:
             async with asyncio.timeout(timeout_s), self._scans.place(call.identity.name) as place:
                 deleted, next_ = await delete_range(
-                    call.backend, self._env.clock, wanted, place, until=until, take=call.load.take
+                    call.backend, self._env.clock, wanted, place, until=until, take=call.held.take
                 )
         except TimeoutError:
             raise OutcomeUnknown(f"no answer within {call.timeout_ms} ms: keys may be deleted, and not all") from None
-        return answers.told(bodies.DeletedRange(deleted, UNSET if next_ is None else next_))
+        return answers.json_reply(bodies.DeletedRange(deleted, UNSET if next_ is None else next_))
 
-    async def _cluster(self, call: Call) -> Told:
+    async def _cluster(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
         topology = self._backend.topology
         partitions = []
@@ -353,18 +349,18 @@ class Gateway:
             leader = topology.leaders.get(each, ("", 0))[0]
             partitions.append(bodies.PartitionState(each, leader, sequence, time_ms))
         servers = [bodies.ServerState(each, found.http) for each, found in sorted(topology.servers.items())]
-        return answers.told(bodies.ClusterState(self._server, topology.ring.routed, partitions, servers))
+        return answers.json_reply(bodies.ClusterState(self._server, topology.ring.routed, partitions, servers))
 
-    async def _openapi(self, call: Call) -> Told:
+    async def _openapi(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
-        return Told(200, self._document)
+        return GatewayReply(200, self._document)
 
     async def _watch(self, request: web.BaseRequest, route: Route, query: str) -> web.StreamResponse:
         identity = await self._admitted(request, route)
         asked = requests.read(route, "", query, request.headers)
         watch = requests.watch_of(asked)
         check = partial(HTTP_NEEDS.get(route.template, admin), identity, watch)
-        note = partial(self._doorman.refused, identity, request, _call_of(route))
+        note = partial(self._authenticator.refused, identity, request, _call_of(route))
         try:
             check()
         except StoreError as error:
@@ -374,7 +370,7 @@ class Gateway:
 
     # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _value(self, call: Call) -> bytes:
+    async def _value(self, call: GatewayCall) -> bytes:
         """The value that a request brings. Raises InvalidRequest, Overloaded."""
         if call.request.content_type != answers.JSON:
             return await self._body(call, VALUE_BYTES_MAX)
@@ -384,13 +380,13 @@ class Gateway:
             _refuse_size(VALUE_BYTES_MAX, len(value))
         return value
 
-    async def _no_body(self, call: Call) -> bytes:
+    async def _no_body(self, call: GatewayCall) -> bytes:
         """Raises InvalidRequest for one that has: what stands there would be left out."""
         if call.request.body_exists:
             raise InvalidRequest(f"want no body of {call.asked.route.name}: what it needs stands in the query")
         return b""
 
-    async def _body(self, call: Call, most: int) -> bytes:
+    async def _body(self, call: GatewayCall, most: int) -> bytes:
         """The body, of at most so many bytes, checked while it comes. Raises InvalidRequest, Overloaded."""
         request = call.request
         if encoding := request.headers.get("Content-Encoding"):
@@ -405,7 +401,7 @@ class Gateway:
                 while chunk := await request.content.readany():
                     if len(data) + len(chunk) > most:
                         _refuse_size(most, len(data) + len(chunk))
-                    call.load.take(len(chunk))
+                    call.held.take(len(chunk))
                     data += chunk
         except TimeoutError:
             raise WithStatus(408, f"the body has not come within {BODY_S:g} s") from None
@@ -443,8 +439,8 @@ def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
     return route, found[1]
 
 
-def _is_wanted(asked: Asked, version: int) -> bool:
-    """Whether a read's record is to be told; `version` 0: it is absent. Raises ConditionFailed, InvalidRequest."""
+def _is_wanted(asked: ParsedRequest, version: int) -> bool:
+    """Whether a read's record is to be reply; `version` 0: it is absent. Raises ConditionFailed, InvalidRequest."""
     match_ = asked.given.get(routes.IF_MATCH.key)
     if match_ is not None:
         is_met = version > 0 if match_.strip() == "*" else version in requests.strong_versions_of(match_)
@@ -456,10 +452,13 @@ def _is_wanted(asked: Asked, version: int) -> bool:
     return none_match.strip() != "*" and version not in requests.weak_versions_of(none_match)
 
 
-async def _send(request: web.BaseRequest, told: Told) -> web.Response:
+async def _send(request: web.BaseRequest, reply: GatewayReply) -> web.Response:
     """Send an answer here, where it counts as under way until it is taken."""
     response = web.Response(
-        status=told.status, body=told.body, headers={**answers.COMMON, **told.headers}, content_type=told.content_type
+        status=reply.status,
+        body=reply.body,
+        headers={**answers.COMMON, **reply.headers},
+        content_type=reply.content_type,
     )
     try:
         async with asyncio.timeout(SEND_S):

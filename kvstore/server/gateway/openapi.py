@@ -9,7 +9,7 @@ import orjson
 
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.server.gateway import answers, bodies, routes
-from kvstore.server.gateway.routes import Answer, Body, Kind, Parameter, Route
+from kvstore.server.gateway.routes import Body, Parameter, ParameterKind, ResponseKind, Route
 
 VERSION = "1.0.0"
 """Of the interface. A second that is not compatible has paths of its own."""
@@ -106,13 +106,13 @@ def _key_of(route: Route) -> list[dict[str, Any]]:
 def _parameter(parameter: Parameter) -> dict[str, Any]:
     schema: dict[str, Any]
     match parameter.kind:
-        case Kind.INTEGER:
+        case ParameterKind.INTEGER:
             schema = {"type": "integer", "format": "int64", "minimum": parameter.least, "maximum": parameter.most}
-        case Kind.FLAG:
+        case ParameterKind.FLAG:
             schema = {"type": "boolean"}
-        case Kind.CHOICE:
+        case ParameterKind.CHOICE:
             schema = {"type": "string", "enum": list(parameter.choices)}
-        case Kind.BYTES | Kind.TEXT:
+        case ParameterKind.BYTES | ParameterKind.TEXT:
             schema = {"type": "string"}
     if parameter.default is not None:
         schema["default"] = parameter.default
@@ -131,23 +131,23 @@ def _answer(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {}
     description = "Done."
     match route.answer:
-        case Answer.RAW_OR_JSON:
+        case ResponseKind.RAW_OR_JSON:
             content[answers.RAW] = {"schema": {"type": "string", "format": "binary"}}
             content[answers.JSON] = {"schema": _schema(route.gives)}
-        case Answer.JSON:
+        case ResponseKind.JSON:
             content[answers.JSON] = {"schema": _schema(route.gives)}
-        case Answer.EVENTS:
+        case ResponseKind.EVENTS:
             content["text/event-stream"] = {"schema": {"type": "string"}}
             description = (
                 "Events: `change`, whose data is a Change; `position` at least every heartbeat_ms; and `error`, whose "
                 "data is a Failure, before the end. The id of each is where the watch goes on behind it."
             )
-        case Answer.DOCUMENT:
+        case ResponseKind.DOCUMENT:
             content[answers.JSON] = {"schema": {"type": "object"}}
-        case Answer.HEAD:
+        case ResponseKind.HEAD:
             pass
     headers = _HEADERS if routes.KEY in route.template or route.body is Body.BATCH else {}
-    if route.answer in (Answer.RAW_OR_JSON, Answer.HEAD):
+    if route.answer in (ResponseKind.RAW_OR_JSON, ResponseKind.HEAD):
         headers = headers | _RECORD_HEADERS
     shown = {name: {"description": text, "schema": {"type": kind}} for name, (text, kind) in headers.items()}
     return {
@@ -159,7 +159,7 @@ def _answer(route: Route) -> dict[str, Any]:
 
 def _failure(route: Route, status: int) -> dict[str, Any]:
     found: dict[str, Any] = {"description": _STATUSES[status]}
-    if status != 304 and route.answer is not Answer.HEAD:
+    if status != 304 and route.answer is not ResponseKind.HEAD:
         found["content"] = {answers.JSON: {"schema": _schema(bodies.Failure)}}
     return found
 

@@ -25,7 +25,7 @@ AT_ONCE = 100
 """Deletes that one request has under way."""
 
 
-class _Deletes(Sink):
+class _DeleteSink(Sink):
     """Deletes that are asked for at once, and waited for together."""
 
     def __init__(self, backend: Backend, keys: Sequence[bytes]) -> None:
@@ -45,7 +45,7 @@ class _Deletes(Sink):
         """The caller is woken by the last result."""
 
 
-class Deletion(NamedTuple):
+class RangeDeletion(NamedTuple):
     """The range from where on, and how far, one request deletes."""
 
     bounds: Bounds
@@ -75,7 +75,7 @@ async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, to
 
 
 async def delete_range(
-    backend: Backend, clock: Clock, wanted: Deletion, place: Place, *, until: float, take: Callable[[int], None]
+    backend: Backend, clock: Clock, wanted: RangeDeletion, place: Place, *, until: float, take: Callable[[int], None]
 ) -> tuple[int, str | None]:
     """Delete keys of the range, each by itself where it is then, up to `keys_max` or until the time is over: how many
     were there, and where to go on, None: nowhere. `take` is told of the bytes that are held. Raises StoreError:
@@ -94,7 +94,7 @@ async def delete_range(
         take(sum(map(len, page.keys)))
         for first in range(0, len(page.keys), AT_ONCE):
             chunk = page.keys[first : first + AT_ONCE]
-            results = await _Deletes(backend, chunk).given
+            results = await _DeleteSink(backend, chunk).given
             deleted += sum(not isinstance(each, StoreError) and each != 0 for each in results)
             errors = [each for each in results if isinstance(each, StoreError)]
             if errors:  # an unknown outcome before a refusal, which would say that nothing was done

@@ -20,8 +20,8 @@ from kvstore.partition.state.commands import Code, Flag, Op, RequestId
 from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.server.gateway import bodies, routes
-from kvstore.server.gateway.ranges import Deletion
-from kvstore.server.gateway.routes import Kind, Parameter, Route
+from kvstore.server.gateway.ranges import RangeDeletion
+from kvstore.server.gateway.routes import Parameter, ParameterKind, Route
 from kvstore.server.grpc.decode import NUMBER_MAX, batch_op, check_batch_count, check_operation_sizes, op_or_error
 
 SHOWN = 60
@@ -59,7 +59,7 @@ _FLAGS = {"true": True, "false": False}
 _CLIENT_DIGITS = 2 * CLIENT_BYTES
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A request, read by its route's table."""
 
     route: Route
@@ -87,7 +87,7 @@ def unquoted(text: str) -> bytes:
     return _ESCAPE.sub(lambda escape: bytes((int(escape[1], 16),)), data)
 
 
-def read(route: Route, encoded_key: str, query: str, headers: MultiMapping[str]) -> Asked:
+def read(route: Route, encoded_key: str, query: str, headers: MultiMapping[str]) -> ParsedRequest:
     """Read what came before the body. Raises InvalidRequest."""
     key = unquoted(encoded_key)
     if routes.KEY in route.template:
@@ -112,24 +112,24 @@ def read(route: Route, encoded_key: str, query: str, headers: MultiMapping[str])
     for name in MEANT if route.is_write else ():
         if name not in known_headers and name in headers:
             raise InvalidRequest(f"expected no {name} header in {route.name}, got one; send the request without it")
-    return Asked(route, key, given)
+    return ParsedRequest(route, key, given)
 
 
 def _value(parameter: Parameter, data: bytes) -> int | str | bool | bytes:
     match parameter.kind:
-        case Kind.BYTES:
+        case ParameterKind.BYTES:
             if len(data) > KEY_BYTES_MAX + 1:  # from behind a key on: that with a zero byte
                 raise InvalidRequest(f"want {parameter.name} of at most {KEY_BYTES_MAX} bytes, got {len(data)}")
             return data
-        case Kind.INTEGER:
+        case ParameterKind.INTEGER:
             return _integer(_text(data, parameter.name), parameter.name, parameter.least, parameter.most)
-        case Kind.FLAG | Kind.CHOICE:
+        case ParameterKind.FLAG | ParameterKind.CHOICE:
             choices = parameter.choices or tuple(_FLAGS)
             text = _text(data, parameter.name)
             if text not in choices:
                 raise InvalidRequest(f"want {parameter.name} to be {' or '.join(choices)}, got {_shown(data)}")
             return text if parameter.choices else _FLAGS[text]
-        case Kind.TEXT:
+        case ParameterKind.TEXT:
             return _text(data, parameter.name)
 
 
@@ -169,7 +169,7 @@ def token_text(token: Mapping[str, int]) -> str:
     return ",".join(f"{partition}={number}" for partition, number in sorted(token.items()))
 
 
-def request_of(asked: Asked) -> RequestId | None:
+def request_of(asked: ParsedRequest) -> RequestId | None:
     """The request's id, by which a retry of it is done once (docs/protocol.md P16); None if it has none. Raises
     InvalidRequest."""
     text = asked.given.get(routes.REQUEST.key)
@@ -193,7 +193,7 @@ def request_of(asked: Asked) -> RequestId | None:
     return RequestId(bytes.fromhex(client), *numbers)
 
 
-def conditions_of(asked: Asked) -> tuple[int, int]:
+def conditions_of(asked: ParsedRequest) -> tuple[int, int]:
     """(flags, version) that a mutation stands under. Raises InvalidRequest."""
     match_, none_match = (asked.given.get(each.key) for each in (routes.IF_MATCH, routes.IF_NONE_MATCH))
     if match_ is not None and none_match is not None:
@@ -209,7 +209,7 @@ def conditions_of(asked: Asked) -> tuple[int, int]:
     return int(Flag.IF_VERSION), versions_of(asked)[0]
 
 
-def versions_of(asked: Asked) -> list[int]:
+def versions_of(asked: ParsedRequest) -> list[int]:
     """The versions of which a mutation wants the key to have one, by its If-Match, the oldest first; NEVER if none of
     its tags is a version's. Empty: it has no such condition. Raises InvalidRequest."""
     match_ = asked.given.get(routes.IF_MATCH.key)
@@ -270,12 +270,12 @@ def _tags_of(text: str, name: str) -> list[tuple[bool, int]]:
 # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_op(asked: Asked, code: Code, level: int, sequence: int) -> Op:
+def read_op(asked: ParsedRequest, code: Code, level: int, sequence: int) -> Op:
     """A get or a meta. Raises InvalidRequest."""
     return _op(code, asked.key, b"", kv_pb2.Options(), None, level, sequence)
 
 
-def write_op(asked: Asked, value: bytes) -> Op:
+def write_op(asked: ParsedRequest, value: bytes) -> Op:
     """Any mutation of one key. Raises InvalidRequest."""
     request, options = request_of(asked), kv_pb2.Options()
     match asked.route.name:
@@ -303,11 +303,11 @@ def write_op(asked: Asked, value: bytes) -> Op:
     return _op(code, asked.key, value, options, request, 0, 0)
 
 
-def _old(asked: Asked) -> int:
+def _old(asked: ParsedRequest) -> int:
     return int(Flag.RETURN_OLD) if asked.get(routes.RETURN_OLD) else 0
 
 
-def _expiry(asked: Asked) -> tuple[int, int]:
+def _expiry(asked: ParsedRequest) -> tuple[int, int]:
     given = asked.given
     ttls = {given[each.key] for each in (routes.TTL, routes.TTL_HEADER) if each.key in given}
     if len(ttls) > 1:
@@ -333,7 +333,7 @@ def _op(
     return found
 
 
-def batch_of(asked: Asked, body: bytes) -> Op:
+def batch_of(asked: ParsedRequest, body: bytes) -> Op:
     """An atomic batch. Raises InvalidRequest."""
     read_ = bodies.read(body, bodies.BatchBody)
     check_batch_count(len(read_.operations))
@@ -378,7 +378,7 @@ def _delta(delta: Any) -> int:
 # ── scans and watches ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def scan_of(asked: Asked, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
+def scan_of(asked: ParsedRequest, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
     """A page of a scan. Raises InvalidRequest."""
     start, end = bounds_of(asked)
     if cursor := asked.given.get("cursor", ""):
@@ -393,7 +393,7 @@ def scan_of(asked: Asked, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
     )
 
 
-def bounds_of(asked: Asked) -> Bounds:
+def bounds_of(asked: ParsedRequest) -> Bounds:
     """The range that a request names. Raises InvalidRequest."""
     start, end, prefix = (asked.given.get(each.key, b"") for each in (routes.START, routes.END, routes.PREFIX_OF))
     found = Bounds.of(start, end, prefix)
@@ -402,14 +402,14 @@ def bounds_of(asked: Asked) -> Bounds:
     return found
 
 
-def deletion_of(asked: Asked) -> Deletion:
+def deletion_of(asked: ParsedRequest) -> RangeDeletion:
     """A part of a range's deletion. Raises InvalidRequest, also where no range is named: that would be every key."""
     bounds, cursor = bounds_of(asked), asked.given.get("cursor", "")
     if bounds == Bounds(b"", b""):
         raise InvalidRequest("want a prefix, a start or an end of what is deleted: without them it is every key")
     if cursor:
         _forwards(bounds.rest(cursor))
-    return Deletion(bounds, cursor, asked.given.get("limit", routes.DELETED))
+    return RangeDeletion(bounds, cursor, asked.given.get("limit", routes.DELETED))
 
 
 def _forwards(rest: PageToken) -> PageToken:
@@ -419,7 +419,7 @@ def _forwards(rest: PageToken) -> PageToken:
     return rest
 
 
-def watch_of(asked: Asked) -> kv_pb2.WatchRequest:
+def watch_of(asked: ParsedRequest) -> kv_pb2.WatchRequest:
     """A watch. Raises InvalidRequest."""
     start, end = bounds_of(asked)
     key = asked.given.get("key")

@@ -20,7 +20,7 @@ HEARTBEAT_MS, HEARTBEAT_MIN_MS, HEARTBEAT_MAX_MS = 5_000, 50, 60_000
 LEVELS = tuple(each.name.lower() for each in Level)
 
 
-class Kind(Enum):
+class ParameterKind(Enum):
     """The kind of a parameter."""
 
     INTEGER = auto()
@@ -41,7 +41,7 @@ class Body(Enum):
     BATCH = auto()
 
 
-class Answer(Enum):
+class ResponseKind(Enum):
     """How an answer is told beside JSON."""
 
     JSON = auto()
@@ -56,7 +56,7 @@ class Parameter:
     """A query parameter or a header."""
 
     name: str
-    kind: Kind
+    kind: ParameterKind
     text: str
     is_header: bool = False
     least: int = 0
@@ -81,7 +81,7 @@ class Route:
     summary: str
     parameters: tuple[Parameter, ...] = ()
     body: Body = Body.NONE
-    answer: Answer = Answer.JSON
+    answer: ResponseKind = ResponseKind.JSON
     gives: type[Struct] | None = None
     is_write: bool = False
     also: tuple[int, ...] = ()
@@ -89,35 +89,35 @@ class Route:
 
 
 def _number(name: str, text: str, least: int = 0, most: int = NUMBER_MAX, default: int | None = None) -> Parameter:
-    return Parameter(name=name, kind=Kind.INTEGER, text=text, least=least, most=most, default=default)
+    return Parameter(name=name, kind=ParameterKind.INTEGER, text=text, least=least, most=most, default=default)
 
 
 def _flag(name: str, text: str) -> Parameter:
-    return Parameter(name=name, kind=Kind.FLAG, text=text, default=False)
+    return Parameter(name=name, kind=ParameterKind.FLAG, text=text, default=False)
 
 
 def _bytes(name: str, text: str) -> Parameter:
-    return Parameter(name=name, kind=Kind.BYTES, text=text)
+    return Parameter(name=name, kind=ParameterKind.BYTES, text=text)
 
 
-def _header(name: str, text: str, kind: Kind = Kind.TEXT) -> Parameter:
+def _header(name: str, text: str, kind: ParameterKind = ParameterKind.TEXT) -> Parameter:
     return Parameter(name=name, kind=kind, text=text, is_header=True, least=1)
 
 
 TIMEOUT = _number("timeout_ms", "How long the answer may take.", 1, TIMEOUT_MAX_MS, TIMEOUT_DEFAULT_MS)
 LEVEL = Parameter(
-    name="level", kind=Kind.CHOICE, text="How fresh the read must be.", choices=LEVELS, default="linearizable"
+    name="level", kind=ParameterKind.CHOICE, text="How fresh the read must be.", choices=LEVELS, default="linearizable"
 )
 ENCODING = Parameter(
     name="encoding",
-    kind=Kind.CHOICE,
+    kind=ParameterKind.CHOICE,
     text="How bytes stand in JSON: as text where they are UTF-8, or always in base64.",
     choices=("auto", "base64"),
     default="auto",
 )
 TTL = _number("ttl_ms", "How long the key lives, in milliseconds from now on.", 1)
 EXPIRES = _number("expires_ms", "When the key expires, in milliseconds since 1970; 0: never.")
-TTL_HEADER = _header("Kvstore-TTL-Ms", "The same as `ttl_ms`.", Kind.INTEGER)
+TTL_HEADER = _header("Kvstore-TTL-Ms", "The same as `ttl_ms`.", ParameterKind.INTEGER)
 KEEP_TTL = _flag("keep_ttl", "The key expires when it would have.")
 RETURN_OLD = _flag("return_old", "The answer has the former record; an unmet condition of a put is no error then.")
 IF_MATCH = _header(
@@ -134,7 +134,7 @@ REQUEST = _header(
 )
 KEYS_ONLY = _flag("keys_only", "The values are left out.")
 PREFIX_OF = _bytes("prefix", "Keys that begin so; not together with bounds.")
-CURSOR = Parameter(name="cursor", kind=Kind.TEXT, text="`next` of the answer before, for the same range.")
+CURSOR = Parameter(name="cursor", kind=ParameterKind.TEXT, text="`next` of the answer before, for the same range.")
 START, END = _bytes("start", "The first key."), _bytes("end", "The first key that is not meant any more; empty: none.")
 _READ = (LEVEL, TIMEOUT, ENCODING, TOKEN)
 _WRITE = (TIMEOUT, TOKEN, REQUEST)
@@ -147,7 +147,7 @@ ROUTES: tuple[Route, ...] = (
         name="get",
         summary="The value of a key: its bytes, or JSON with `Accept: application/json`.",
         parameters=(*_READ, IF_MATCH, IF_NONE_MATCH),
-        answer=Answer.RAW_OR_JSON,
+        answer=ResponseKind.RAW_OR_JSON,
         gives=bodies.Item,
         also=(304, 404, 412),
     ),
@@ -157,7 +157,7 @@ ROUTES: tuple[Route, ...] = (
         name="meta",
         summary="The headers of a get, without reading the value.",
         parameters=(LEVEL, TIMEOUT, TOKEN, IF_MATCH, IF_NONE_MATCH),
-        answer=Answer.HEAD,
+        answer=ResponseKind.HEAD,
         also=(304, 404, 412),
     ),
     Route(
@@ -260,10 +260,12 @@ ROUTES: tuple[Route, ...] = (
         parameters=(
             *(ENCODING, TOKEN, _bytes("key", "One key."), PREFIX_OF, START, END, KEYS_ONLY),
             _number("heartbeat_ms", "The longest silence.", HEARTBEAT_MIN_MS, HEARTBEAT_MAX_MS, HEARTBEAT_MS),
-            Parameter(name="after", kind=Kind.TEXT, text="The id of the event behind which the watch goes on."),
+            Parameter(
+                name="after", kind=ParameterKind.TEXT, text="The id of the event behind which the watch goes on."
+            ),
             _header("Last-Event-ID", "The same, as EventSource sends it; it goes before `after`."),
         ),
-        answer=Answer.EVENTS,
+        answer=ResponseKind.EVENTS,
         gives=bodies.Change,
         also=(410,),
     ),
@@ -279,7 +281,7 @@ ROUTES: tuple[Route, ...] = (
         template="/v1/openapi.json",
         name="openapi",
         summary="This document.",
-        answer=Answer.DOCUMENT,
+        answer=ResponseKind.DOCUMENT,
     ),
 )
 

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import kv_pb2
+from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.watch import send_watch
 from kvstore.server.gateway import answers, requests, routes
-from kvstore.server.gateway.requests import Asked
+from kvstore.server.gateway.requests import ParsedRequest
 
 RETRY_MS = 2_000
 """After which a browser whose stream has ended comes back."""
@@ -36,13 +36,7 @@ END_S = 5.0
 STOPS = "the node stops; go on at another one, behind the last id"
 
 
-class Access(Protocol):
-    """kvstore.server.access.http_doorman.HttpDoorman."""
-
-    def on_change(self, changed: Callable[[], None]) -> Callable[[], None]: ...
-
-
-class _Stay:
+class _OpenWatch:
     """A watch that is open."""
 
     __slots__ = ("check", "refused", "timeout")
@@ -58,65 +52,65 @@ class _Stay:
             self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
-class Watches:
+class HttpWatches:
     """The watches over HTTP of one server."""
 
-    def __init__(self, feeds: Feeds, access: Access) -> None:
+    def __init__(self, feeds: Feeds, authenticator: HttpAuthenticator) -> None:
         self._feeds = feeds
-        self._stays: dict[_Stay, None] = {}
-        self._forget = access.on_change(self._look_again)
+        self._open: dict[_OpenWatch, None] = {}
+        self._forget = authenticator.on_change(self._recheck)
 
     def close(self) -> None:
         """End all. Their clients go on elsewhere."""
         self._forget()
-        for each in list(self._stays):
+        for each in list(self._open):
             each.end(Unavailable(STOPS))
 
     async def serve(
         self,
         request: web.BaseRequest,
-        asked: Asked,
+        asked: ParsedRequest,
         watch: kv_pb2.WatchRequest,
         check: Callable[[], None],
         note: Callable[[StoreError], None],
     ) -> web.StreamResponse:
         """Send what is watched until the client goes. `check` raises once he may not see it any more; `note` is told
         so. Raises StoreError before anything was sent."""
-        stream, stay = EventStream(request, asked), _Stay(check)
-        self._stays[stay] = None
+        stream, opened = EventStream(request, asked), _OpenWatch(check)
+        self._open[opened] = None
         try:
-            async with stay.timeout:
+            async with opened.timeout:
                 await send_watch(self._feeds, watch, stream)
         except ConnectionError:
             return stream.response
         except TimeoutError:
-            if stay.refused is None:
+            if opened.refused is None:
                 raise
-            error: StoreError = stay.refused
+            error: StoreError = opened.refused
             if isinstance(error, NotAuthenticated | PermissionDenied):
                 note(error)
         except StoreError as failure:
             error = failure
         finally:
-            self._stays.pop(stay, None)
+            self._open.pop(opened, None)
         if not stream.is_begun:
             raise error
         await stream.fail(error)
         return stream.response
 
-    def _look_again(self) -> None:
+    def _recheck(self) -> None:
         """There is another table: watches that may not go on end."""
-        for stay in list(self._stays):
+        for opened in list(self._open):
             try:
-                stay.check()
+                opened.check()
             except StoreError as error:
-                stay.end(error)
+                opened.end(error)
 
 
 class EventStream:
     """The messages of one watch, as events. Its head goes out with the first."""
 
-    def __init__(self, request: web.BaseRequest, asked: Asked) -> None:
+    def __init__(self, request: web.BaseRequest, asked: ParsedRequest) -> None:
         headers = {**answers.COMMON, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         self.response = web.StreamResponse(headers=headers)
         self.is_begun = False
@@ -152,7 +146,7 @@ class EventStream:
         """Tell why nothing more comes, or end the connection at once if its reader takes nothing."""
         try:
             async with asyncio.timeout(END_S):
-                await self.response.write(_event("error", answers.failed(error).body, ""))
+                await self.response.write(_event("error", answers.error_reply(error).body, ""))
                 await self.response.write_eof()
         except ConnectionError:
             return  # the client is gone

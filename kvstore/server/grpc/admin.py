@@ -22,10 +22,12 @@ from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
 from kvstore.server.access.identities import Access
 from kvstore.server.grpc.access_admin import AccessAdmin
-from kvstore.server.grpc.namespace_admin import Known, NamespaceAdmin
+from kvstore.server.grpc.namespace_admin import NamespaceAdmin
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
+from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.routing.backend import Backend
 from kvstore.server.status.ledger_survey import LedgerSurvey
+from kvstore.server.status.surveyor import Surveyor
 from kvstore.types import BookieId, LedgerId, PartitionId
 from kvstore.versions import Versions
 from kvstore.wal.lists import LedgerLists
@@ -33,18 +35,6 @@ from kvstore.wal.lists import LedgerLists
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 DRAIN_TIMEOUT_S = 30.0
-
-
-class Surveys(Protocol):
-    """kvstore.server.status.surveyor.Surveyor."""
-
-    def own(self) -> admin_pb2.NodeReport:
-        """This node's report, from memory."""
-        ...
-
-    async def take(self) -> admin_pb2.ClusterReport:
-        """The cluster as this node finds it within a second."""
-        ...
 
 
 class AdminSource(RingSource, Protocol):
@@ -82,9 +72,9 @@ class AdminSource(RingSource, Protocol):
         ...
 
     @property
-    def surveyor(self) -> Surveys: ...
+    def surveyor(self) -> Surveyor: ...
     @property
-    def namespaces(self) -> Known: ...
+    def namespaces(self) -> Keeper: ...
     @property
     def versions(self) -> Versions: ...
     @property

@@ -15,8 +15,8 @@ from kvstore.errors import StoreError
 from kvstore.proto import admin_pb2
 from kvstore.rpc.callers import caller_of
 from kvstore.rpc.status import abort, listed, reason_of
-from kvstore.server.access.audit import NOBODY, AuditLog, Caller
-from kvstore.server.access.changes import DONE, UNKNOWN, Changes
+from kvstore.server.access.audit import NOBODY, AuditLog, CallAuthor
+from kvstore.server.access.changes import DONE, UNKNOWN, AdminChanges
 
 ARGUMENTS_MAX = 500
 """Characters of what was asked for."""
@@ -38,22 +38,22 @@ class Audited:
         server: Any,
         now: Callable[[], float],
         audit: AuditLog,
-        changes: Changes,
+        changes: AdminChanges,
         caller: Callable[[], str] = lambda: "",
     ) -> None:
         """`caller` returns the user of the present call; empty if access control is off."""
         self._server = server
-        self._calls = Calls(now, audit, changes, caller)
+        self._calls = AuditedCalls(now, audit, changes, caller)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls) for each in handlers))
+        self._server.add_generic_rpc_handlers(tuple(_AuditedHandlers(each, self._calls) for each in handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         self._server.add_registered_method_handlers(service, handlers)
 
 
-class _Handlers(grpc.GenericRpcHandler):
-    def __init__(self, inner: grpc.GenericRpcHandler, calls: Calls) -> None:
+class _AuditedHandlers(grpc.GenericRpcHandler):
+    def __init__(self, inner: grpc.GenericRpcHandler, calls: AuditedCalls) -> None:
         self._inner, self._calls = inner, calls
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -65,17 +65,19 @@ class _Handlers(grpc.GenericRpcHandler):
         return cast("Any", handler)._replace(unary_unary=self._calls.audited(method, handler.unary_unary))
 
 
-class Calls:
+class AuditedCalls:
     """Makes audited methods of the methods of the admin service."""
 
-    def __init__(self, now: Callable[[], float], audit: AuditLog, changes: Changes, caller: Callable[[], str]) -> None:
+    def __init__(
+        self, now: Callable[[], float], audit: AuditLog, changes: AdminChanges, caller: Callable[[], str]
+    ) -> None:
         self._now, self._audit, self._changes, self._caller = now, audit, changes, caller
 
     def audited(self, method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Return the method as gRPC calls it. `behaviour` raises StoreError."""
 
         async def answer(request: Any, context: Any) -> Any:
-            by = Caller(self._caller() or who(context), caller_of(context))
+            by = CallAuthor(self._caller() or who(context), caller_of(context))
             try:
                 if is_change(method, request):
                     work = partial(behaviour, request, context)
@@ -87,7 +89,7 @@ class Calls:
         return answer
 
     async def _read(
-        self, by: Caller, method: str, behaviour: Callable[[Any, Any], Any], request: Any, context: Any
+        self, by: CallAuthor, method: str, behaviour: Callable[[Any, Any], Any], request: Any, context: Any
     ) -> Any:
         began, outcome = self._now(), "CANCELLED"
         try:

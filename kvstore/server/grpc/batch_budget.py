@@ -36,14 +36,14 @@ class BatchBudget:
         if self.bytes + size > self._bytes_max and self.bytes:
             raise Overloaded("the writes under way may return too much together; ask again")
         self.bytes += size
-        return _Counted(self, size, sink)
+        return _BudgetedSink(self, size, sink)
 
 
 class BudgetedBackend:
     """Stands before the backend where operations come one by one."""
 
-    def __init__(self, backend: Backend, room: BatchBudget) -> None:
-        self._backend, self._room = backend, room
+    def __init__(self, backend: Backend, budget: BatchBudget) -> None:
+        self._backend, self._budget = backend, budget
 
     def submit(
         self,
@@ -55,16 +55,16 @@ class BudgetedBackend:
     ) -> None:
         """Raises Overloaded."""
         for op, token in zip(ops, tokens, strict=True):
-            self._backend.submit((op,), self._room.sink(op, sink), (token,), ring_version, partition)
+            self._backend.submit((op,), self._budget.sink(op, sink), (token,), ring_version, partition)
 
 
-class _Counted(Sink):
+class _BudgetedSink(Sink):
     """Gives the room back when the operation has ended, whether or not anybody still waits for it."""
 
     __slots__ = ("_room", "_sink", "_size")
 
-    def __init__(self, room: BatchBudget, size: int, sink: Sink) -> None:
-        self._room, self._size, self._sink = room, size, sink
+    def __init__(self, budget: BatchBudget, size: int, sink: Sink) -> None:
+        self._budget, self._size, self._sink = budget, size, sink
 
     @property
     def line(self) -> object:
@@ -75,7 +75,7 @@ class _Counted(Sink):
         return self._sink.is_gone
 
     def complete(self, token: int, result: Result | StoreError) -> None:
-        self._room.bytes -= self._size
+        self._budget.bytes -= self._size
         self._sink.complete(token, result)
 
     def flush(self) -> None:

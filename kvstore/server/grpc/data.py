@@ -34,7 +34,7 @@ STREAMS_MAX = 64
 SLICE_S, SLICE_STARVED_S, REST_S = 0.0007, 0.0014, 0.001
 """How long all reads together may hold the event loop, also where it waits for processors, and then leave it alone. A
 timer is no finer than the rest."""
-CATCH_UP_S, LOOK_S = 2.0, 0.01
+CATCH_UP_S, POLL_S = 2.0, 0.01
 """How long a read waits for this replica to come to its position, and how often it looks."""
 
 
@@ -145,7 +145,7 @@ class Data(data_pb2_grpc.DataServicer):
                 return state.held.get(request.id, position), state
             if self._env.clock.now() >= until:
                 raise NotCaughtUp(f"partition {partition}: this replica has not come to {tuple(position)}")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
 
 def _trust(state: State) -> None:

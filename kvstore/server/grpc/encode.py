@@ -20,7 +20,7 @@ RESULT_BYTES_MAX = 5 << 19
 _GET = int(Code.GET)
 
 
-class Columns:
+class AnswerColumns:
     """Results that wait to be sent, in the columns of one message."""
 
     __slots__ = ("absent", "bytes", "failure_bytes", "failures", "found", "numbers", "records", "results", "versions")
@@ -91,8 +91,8 @@ class Outbox:
     begin another."""
 
     def __init__(self) -> None:
-        self._full: deque[Columns] = deque()
-        self._open = Columns()
+        self._full: deque[AnswerColumns] = deque()
+        self._open = AnswerColumns()
         self.count = 0
         """Results that wait."""
         self.bytes = 0
@@ -127,7 +127,7 @@ class Outbox:
                 self._add_large(columns, first + place, op, result)
                 columns = self._next(columns)
 
-    def _add_large(self, columns: Columns, number: int, op: Op, result: Result) -> None:
+    def _add_large(self, columns: AnswerColumns, number: int, op: Op, result: Result) -> None:
         if op[0] == _GET:
             columns.found.append(number)
             columns.records.append(result)
@@ -143,21 +143,21 @@ class Outbox:
         self.bytes += size
         columns.bytes += size
 
-    def _next(self, columns: Columns) -> Columns:
+    def _next(self, columns: AnswerColumns) -> AnswerColumns:
         """Those that what follows goes into."""
         if columns.is_full:
             self._full.append(columns)
-            self._open = Columns()
+            self._open = AnswerColumns()
         return self._open
 
     def is_empty(self) -> bool:
         return not self.count
 
-    def take(self) -> Columns:
+    def take(self) -> AnswerColumns:
         """Take what the next message is made of. There is something."""
         columns = self._full.popleft() if self._full else self._open
         if columns is self._open:
-            self._open = Columns()
+            self._open = AnswerColumns()
         self.bytes -= columns.bytes
         self.count -= columns.count
         return columns

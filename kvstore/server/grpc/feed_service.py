@@ -57,7 +57,7 @@ AT_ONCE = 16
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class Place(NamedTuple):
+class ReaderPosition(NamedTuple):
     """A reader's place, and what it waits by."""
 
     cursor: Cursor
@@ -72,7 +72,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         self._lists = LedgerLists(store)
         # A log that is being set apart is in the readers' list alone, and waits for pins still (docs/protocol.md, H5).
         self._pins = Pins(store, ReadersLists(store))
-        self._kept: dict[tuple[str, int, bytes, bytes], tuple[Place, float]] = {}
+        self._kept: dict[tuple[str, int, bytes, bytes], tuple[ReaderPosition, float]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._running = 0
         self._surveys, self._holding = Few("calls of Positions"), Few("calls of Hold")
@@ -164,7 +164,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         self._feeds.changes_total += len(response.keys)
         return response
 
-    async def _fill(self, request: feed_pb2.ChangesRequest, place: Place) -> Page:
+    async def _fill(self, request: feed_pb2.ChangesRequest, place: ReaderPosition) -> Page:
         cursor, news = place
         page = Page(cursor.interest, Bounds.of(request), request.after, keys_only=request.keys_only)
         now = self._env.clock.now()
@@ -196,16 +196,16 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             return False
         return cursor.position >= (await self._feeds.end(cursor.partition))[0]
 
-    async def _place(self, request: feed_pb2.ChangesRequest) -> Place:
+    async def _place(self, request: feed_pb2.ChangesRequest) -> ReaderPosition:
         kept = self._kept.pop((request.partition, request.after, request.start, request.end), None)
         if kept is not None:
             return kept[0]
         news = asyncio.Event()
         interest = interest_in(request.start, request.end)
         cursor = await self._feeds.cursor(PartitionId(request.partition), request.after, interest, news.set)
-        return Place(cursor, news)
+        return ReaderPosition(cursor, news)
 
-    def _keep(self, key: tuple[str, int, bytes, bytes], place: Place) -> None:
+    def _keep(self, key: tuple[str, int, bytes, bytes], place: ReaderPosition) -> None:
         now = self._env.clock.now()
         old = self._kept.pop(key, None)
         self._kept[key] = (place, now)
@@ -224,7 +224,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         if self._kept:
             self._sweep = asyncio.get_running_loop().call_later(KEPT_S, self._sweep_kept)
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: ReaderPosition) -> None:
         self._env.nursery.spawn(self._feeds.drop(place.cursor), name="drop a feed reader's place")
 
     # ── holds ─────────────────────────────────────────────────────────────────────────────────────────────────────────

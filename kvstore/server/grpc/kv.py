@@ -31,7 +31,7 @@ from kvstore.server.grpc.decode import (
 )
 from kvstore.server.grpc.encode import append_part, check_answer, record_message, result_message
 from kvstore.server.grpc.scan import one_page, scan_pages
-from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Sessions, progress_of
+from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, FrameSession, Sessions, progress_of
 from kvstore.server.grpc.topology import Topologies
 from kvstore.server.routing.ask import ask, ask_session
 from kvstore.server.routing.backend import Backend, Submits
@@ -175,7 +175,7 @@ class KV(kv_pb2_grpc.KVServicer):
                 except Refused as error:
                     wrong = error
                     break
-                await session.wait_room()
+                await session.wait_capacity()
             await session.wait_all_done()
             session.finish()
             await sending  # also before an error: what came earlier has its answers
@@ -270,7 +270,7 @@ def _token(token: Mapping[str, int], partition: str) -> int:
     return sequence
 
 
-async def _send(session: Session, context: Context) -> None:
+async def _send(session: FrameSession, context: Context) -> None:
     try:
         while not session.is_finished:
             await session.wait_answers()

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
-
 from kvstore.errors import InvalidRequest, NotYetRaised
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.namespaces import NamespaceStore
 from kvstore.namespaces import Add, Change, Namespace, NamespaceTable, Remove, Set
 from kvstore.proto import admin_pb2
-from kvstore.server.namespaces import telling
+from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.namespaces.telling import messages_of
-from kvstore.types import PartitionId
 from kvstore.versions import RELEASES, Versions
 
 SINCE = 2
 """The first cluster version whose servers all ask for quotas."""
 
 
-class Known(telling.Known, Protocol):
-    """The knowledge of this server: kvstore.server.namespaces.keeper.Keeper."""
-
-    def take_own(self, table: NamespaceTable) -> None: ...
-    def uncounted(self) -> Iterable[PartitionId]: ...
-
-
 class NamespaceAdmin:
     """Raises StoreError."""
 
-    def __init__(self, store: MetadataStore, known: Known, known_versions: Versions) -> None:
-        self._store, self._known, self._versions = NamespaceStore(store), known, known_versions
+    def __init__(self, store: MetadataStore, keeper: Keeper, versions: Versions) -> None:
+        self._store, self._keeper, self._versions = NamespaceStore(store), keeper, versions
 
     async def read(self) -> admin_pb2.NamespacesResponse:
         return self._response(await self._store.read())
@@ -45,13 +34,13 @@ class NamespaceAdmin:
                 "says what it waits for"
             )
         table = await self._store.change(change)
-        self._known.take_own(table)  # here at once; the others hear of it by their watch
+        self._keeper.take_own(table)  # here at once; the others hear of it by their watch
         return self._response(table)
 
     def _response(self, table: NamespaceTable) -> admin_pb2.NamespacesResponse:
         return admin_pb2.NamespacesResponse(
-            namespaces=messages_of(self._known, table),
-            uncounted=self._known.uncounted() if table.namespaces else [],
+            namespaces=messages_of(self._keeper, table),
+            uncounted=self._keeper.uncounted() if table.namespaces else [],
         )
 
 

@@ -244,14 +244,14 @@ class RingAdmin:
         self, asked: Sequence[tuple[PartitionId, Op]], within_s: float
     ) -> list[tuple[PartitionId, Op, Any]]:
         """Ask for all at once. Returns those that are answered in time, with the result or error of each."""
-        answers = _Answers(len(asked))
+        answers = _CollectingSink(len(asked))
         for number, (partition, op) in enumerate(asked):
             self._backend.submit((op,), answers, (number,), 0, partition)
         await wait_within(answers.all_done, within_s)
         return [(*asked[number], result) for number, result in answers.found.items()]
 
 
-class _Answers(Sink):
+class _CollectingSink(Sink):
     """The sink of several operations."""
 
     def __init__(self, count: int) -> None:

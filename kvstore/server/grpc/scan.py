@@ -32,7 +32,7 @@ Ask = Callable[[Op, PartitionId, int], Awaitable[Any]]
 """An operation, of a partition, by somebody who has heard of that version of the ring; 0: by nobody who has."""
 
 
-class Walk:
+class KeyOrderScan:
     """One scan. What was found with a ring that has changed meanwhile is looked for again (docs/protocol.md M14)."""
 
     def __init__(
@@ -90,10 +90,12 @@ async def scan_pages(
     what `place` would hold."""
     flags = Flag.KEYS_ONLY * request.keys_only | Flag.REVERSE * request.reverse
     bounds = Bounds(request.start, request.end)
-    walk = Walk(backend, ask, bounds, limit=request.limit, flags=flags, level=request.level, token=request.token)
-    while not walk.merge.is_done:
-        found = await walk.more()
-        place.hold(walk.held_bytes + _bytes_of(found))
+    scan = KeyOrderScan(
+        backend, ask, bounds, limit=request.limit, flags=flags, level=request.level, token=request.token
+    )
+    while not scan.merge.is_done:
+        found = await scan.more()
+        place.hold(scan.held_bytes + _bytes_of(found))
         for message in _messages(found):
             yield message
 
@@ -111,16 +113,16 @@ async def one_page(
         bounds = Bounds(*rest)
     flags = Flag.KEYS_ONLY * request.keys_only | Flag.BARE * request.bare | Flag.REVERSE * is_reverse
     limit = request.limit or PAGE_LIMIT
-    walk = Walk(backend, ask, bounds, limit=limit, flags=flags, level=request.level, token=request.token)
+    scan = KeyOrderScan(backend, ask, bounds, limit=limit, flags=flags, level=request.level, token=request.token)
     response, size, until = kv_pb2.PageResponse(), 0, clock.now() + PAGE_S
-    while not walk.merge.is_done and size < MESSAGE_BYTES and clock.now() < until:
-        found = await walk.more()
-        place.hold(walk.held_bytes + _bytes_of(found))
+    while not scan.merge.is_done and size < MESSAGE_BYTES and clock.now() < until:
+        found = await scan.more()
+        place.hold(scan.held_bytes + _bytes_of(found))
         for key, record in found:
             if size >= MESSAGE_BYTES:
-                return _sealed(response, walk.merge.behind(response.keys[-1]), is_reverse)
+                return _sealed(response, scan.merge.behind(response.keys[-1]), is_reverse)
             size += _add(response, key, record)
-    return _sealed(response, walk.merge.rest, is_reverse)
+    return _sealed(response, scan.merge.rest, is_reverse)
 
 
 def _sealed(response: kv_pb2.PageResponse, rest: tuple[bytes, bytes] | None, reverse: bool) -> kv_pb2.PageResponse:

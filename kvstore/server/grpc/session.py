@@ -24,7 +24,7 @@ from kvstore.proto import brief, kv_pb2
 from kvstore.rpc.channels import timeout_s
 from kvstore.server.grpc.batch_budget import BatchBudget, read_bytes
 from kvstore.server.grpc.decode import NUMBER_MAX, OPERATIONS_MAX, check_numbers, ops_of
-from kvstore.server.grpc.encode import Columns, Outbox
+from kvstore.server.grpc.encode import AnswerColumns, Outbox
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
 from kvstore.types import PartitionId
@@ -73,7 +73,7 @@ class Unsent:
         return max(0, self._bytes_max - self.bytes) // 8
 
 
-class Session:
+class FrameSession:
     """The operations of one stream that are not yet answered."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Session:
         self._room = asyncio.Event()
         self._open = 0
         self._open_bytes = 0
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, _LaneSink] = {}
         self._lanes_begun = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._finished = False
@@ -183,7 +183,7 @@ class Session:
         self._lanes_begun += 1
         partition = PartitionId(lane.partition) if lane.partition else None
         loop = asyncio.get_running_loop()
-        sink = _Lane(self, self._lanes_begun, lane, ops, ring_version, self._clock.now(), loop.time() + timeout)
+        sink = _LaneSink(self, self._lanes_begun, lane, ops, ring_version, self._clock.now(), loop.time() + timeout)
         self._lanes[self._lanes_begun] = sink
         self._open += len(ops)
         self._open_bytes += sink.size
@@ -206,7 +206,7 @@ class Session:
                 submit((op,), sink, (token,), ring_version, partition if op[0] in KEYLESS else None)
         sink.flush()
 
-    def _submit_counted(self, op: Op, lane: _Lane, token: int, ring_version: int) -> None:
+    def _submit_counted(self, op: Op, lane: _LaneSink, token: int, ring_version: int) -> None:
         """Submit what may bring values and cannot be done again, if there is room for them."""
         try:
             if op[0] == _BATCH:
@@ -220,7 +220,7 @@ class Session:
             return
         self._backend.submit((op,), sink, (token,), ring_version)
 
-    def take_in(self, lane: _Lane, done: list[tuple[int, Result | StoreError]]) -> None:
+    def take_in(self, lane: _LaneSink, done: list[tuple[int, Result | StoreError]]) -> None:
         """Results of a lane. Its `partition` is where its keys are by its `ring_version`: by a later ring another one
         may have answered, and the client must hear of that one's progress."""
         self._open -= len(done)
@@ -241,7 +241,7 @@ class Session:
                 self._note_slow(lane, took)
         self.wake()
 
-    def _note_slow(self, lane: _Lane, took: float) -> None:
+    def _note_slow(self, lane: _LaneSink, took: float) -> None:
         op = next((each for each in lane.ops if each[0] != _NO_OP[0]), _NO_OP)
         key = op[1] if op[0] not in _WITHOUT_KEY else None
         name = Code(op[0]).name if op[0] else "malformed"
@@ -271,13 +271,13 @@ class Session:
         self._room.set()
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether another frame may be accepted."""
         return self._open + self._outbox.count < OPEN_MAX and self._open_bytes < OPEN_BYTES_MAX
 
-    async def wait_room(self) -> None:
+    async def wait_capacity(self) -> None:
         """Return once another frame may be accepted."""
-        while not self.has_room:
+        while not self.has_capacity:
             self._room.clear()
             await self._room.wait()
 
@@ -326,7 +326,7 @@ class Session:
             answers.progress = [brief.Progress(*each) for each in stands]
         return answers
 
-    def _take(self) -> tuple[Columns, list[tuple[str, int, int]]]:
+    def _take(self) -> tuple[AnswerColumns, list[tuple[str, int, int]]]:
         """The next columns, and how far the partitions are that gave them: looked up for each message, because what
         came while the one before was sent is behind its progress."""
         columns = self._outbox.take()
@@ -354,7 +354,7 @@ class Session:
             self._sweeper = None
 
 
-class _Lane(Sink):
+class _LaneSink(Sink):
     """The sink of one lane's operations. What completes in one turn is taken in together."""
 
     __slots__ = (
@@ -364,7 +364,7 @@ class _Lane(Sink):
 
     def __init__(
         self,
-        session: Session,
+        session: FrameSession,
         place: int,
         lane: Lane,
         ops: list[Any],
@@ -433,9 +433,9 @@ class Sessions:
         unsent_bytes_max: int,
         tell: Callable[[], None] | None = None,
         backend: Backend | None = None,
-    ) -> Session:
+    ) -> FrameSession:
         """Begin one; `tell` as Session has it. `backend`: as its client may use it."""
-        return Session(
+        return FrameSession(
             backend if backend is not None else self.backend,
             self._clock,
             unsent_bytes_max,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 from msgspec import MsgspecError
@@ -24,9 +23,10 @@ from kvstore.proto.session_stream import (
 )
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import UserIdentity
+from kvstore.server.access.stream_authenticator import StreamAuthenticator
 from kvstore.server.grpc.session import UNSENT_BYTES_MAX, Sessions
-from kvstore.server.redis.door import AcceptPeer, Leave
+from kvstore.server.redis.listener import AcceptPeer, Leave
 from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.backend import Backend
 
@@ -38,28 +38,19 @@ INPUT_BYTES_MAX = 256 << 20
 """Parts of frames that are not complete, over all streams. Who would hold more is sent away."""
 
 
-class Doorman(Protocol):
-    """Finds out who a client is: kvstore.server.access.doorman.StreamDoorman."""
-
-    @property
-    def access(self) -> Access: ...
-
-    def receive(self, handler: SessionStream, login: list[bytes], stream: Stream) -> None:
-        """Welcome it, or turn it away, now or when its password is checked. `login`: user and password, or nothing."""
-        ...
-
-
 class SessionStreams:
     """The sessions on one server's Redis port."""
 
-    def __init__(self, sessions: Sessions, server: str, doorman: Doorman | None = None, cluster: str = "") -> None:
+    def __init__(
+        self, sessions: Sessions, server: str, authenticator: StreamAuthenticator | None = None, cluster: str = ""
+    ) -> None:
         """Without a doorman nobody is asked who he is."""
         self.sessions = sessions
         self.input_bytes = 0
-        self._server, self._doorman, self._cluster = server, doorman, cluster
+        self._server, self._authenticator, self._cluster = server, authenticator, cluster
         self._open: dict[SessionStream, None] = {}
-        if doorman is not None:
-            doorman.access.on_change(self._access_changed)
+        if authenticator is not None:
+            authenticator.access.on_change(self._access_changed)
 
     def beside(self, accept_peer: AcceptPeer) -> AcceptPeer:
         """Share connections that speak no Redis: here are those of clients, `accept_peer` takes those of servers."""
@@ -77,20 +68,20 @@ class SessionStreams:
             raise CommandError(f"ERR {refusal}")
         handler = SessionStream(self, stream, leave)
         self._open[handler] = None
-        if self._doorman is None:
-            handler.welcome(None)
+        if self._authenticator is None:
+            handler.accept_client(None)
         else:
-            self._doorman.receive(handler, words[4:], stream)
+            self._authenticator.receive(handler, words[4:], stream)
         return handler
 
-    def backend_of(self, identity: Identity | None, stream: Stream) -> Backend:
+    def backend_of(self, identity: UserIdentity | None, stream: Stream) -> Backend:
         """The backend as a user may use it; None: whoever has not said who he is."""
-        backend, doorman = self.sessions.backend, self._doorman
-        if doorman is None or not doorman.access.is_on:
+        backend, authenticator = self.sessions.backend, self._authenticator
+        if authenticator is None or not authenticator.access.is_on:
             return backend
         host, port, *_ = stream.get_extra_info("peername") or ("?", 0)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return Guard(doorman.access, identity or doorman.access.nobody, backend, address)
+        return Guard(authenticator.access, identity or authenticator.access.nobody, backend, address)
 
     def _access_changed(self) -> None:
         for handler in list(self._open):
@@ -115,30 +106,30 @@ class SessionStream:
         """Frames that came while there was no room."""
         self._held = 0
         """What the owner counts of this one."""
-        self._is_taking = self._is_paused = self._may_write = self._is_welcome = self._is_closing = False
-        self._identity: Identity | None = None
-        self._entered: Callable[[], object] = bool
+        self._is_taking = self._is_paused = self._may_write = self._is_accepted = self._is_closing = False
+        self._identity: UserIdentity | None = None
+        self._authenticated: Callable[[], object] = bool
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
 
     # ── who it is ──
 
-    def welcome(self, identity: Identity | None) -> None:
+    def accept_client(self, identity: UserIdentity | None) -> None:
         """Let it in. Nothing that it sends is read before."""
         if self._session.closed:
             return  # it has gone meanwhile
         self._identity = identity
         self._session.use(self._owner.backend_of(identity, self._stream))
         self._stream.write(WELCOME)
-        self._is_welcome = self._may_write = True
-        self._entered()
+        self._is_accepted = self._may_write = True
+        self._authenticated()
 
-    def when_welcome(self, entered: Callable[[], None]) -> None:
+    def when_authenticated(self, authenticated: Callable[[], None]) -> None:
         """Call `entered` once the client is let in, or now if it is."""
-        self._entered = entered
-        if self._is_welcome:
-            entered()
+        self._authenticated = authenticated
+        if self._is_accepted:
+            authenticated()
 
-    def turn_away(self, text: str) -> None:
+    def refuse(self, text: str) -> None:
         """It is nobody who may come in; `text` begins with the word that clients look at."""
         self._session.close()
         self._stream.write(f"-{text}\r\n".encode())
@@ -146,11 +137,11 @@ class SessionStream:
 
     def access_changed(self) -> None:
         """There is another table of users. Whoever may not stay has to come again, and to say who he is."""
-        if not self._is_welcome:
+        if not self._is_accepted:
             return
         backend = self._owner.backend_of(self._identity, self._stream)
-        is_stranger = self._identity is None or self._identity.is_gone
-        if is_stranger and backend is not self._owner.sessions.backend:
+        is_unauthenticated = self._identity is None or self._identity.is_gone
+        if is_unauthenticated and backend is not self._owner.sessions.backend:
             self._end("its user is not known any more")
         else:
             self._session.use(backend)
@@ -174,7 +165,7 @@ class SessionStream:
     def data_received(self, data: bytes) -> None:
         if self._session.closed or self._is_closing:
             return
-        if not self._is_welcome:
+        if not self._is_accepted:
             return self._end("a message before the greeting was answered")
         frames = self._frames
         bodies = frames.feed(data)
@@ -212,7 +203,7 @@ class SessionStream:
         self._is_taking = True
         try:
             for place, body in enumerate(bodies):
-                if not session.has_room or not self._may_write:
+                if not session.has_capacity or not self._may_write:
                     self._pause(bodies[place:])
                     break
                 self._begin(body)
@@ -257,7 +248,7 @@ class SessionStream:
         if self._is_closing:
             if session.is_finished:
                 self._stream.close()
-        elif self._is_paused and self._may_write and session.has_room and not self._is_taking:
+        elif self._is_paused and self._may_write and session.has_capacity and not self._is_taking:
             self._is_paused = False
             self._stream.resume_reading()
             waiting, self._waiting = self._waiting, []

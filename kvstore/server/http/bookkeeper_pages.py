@@ -50,7 +50,7 @@ class ShownBookie(Protocol):
         ...
 
 
-class Page(NamedTuple):
+class AdminPage(NamedTuple):
     """The answer of one page."""
 
     status: int
@@ -58,7 +58,7 @@ class Page(NamedTuple):
     content_type: str = "text/plain"
 
 
-NO_BOOKIE = Page(404, "404: this node has no bookie\n")
+NO_BOOKIE = AdminPage(404, "404: this node has no bookie\n")
 
 
 class BookkeeperPages:
@@ -67,8 +67,8 @@ class BookkeeperPages:
     def __init__(self, shown: ShownBookie, now: Callable[[], float]) -> None:
         self._shown, self._now = shown, now
         self._turn = asyncio.Lock()
-        self._kept, self._kept_until = Page(503, ""), -math.inf
-        self._pages: Mapping[str, Callable[[], Awaitable[Page]]] = {
+        self._kept, self._kept_until = AdminPage(503, ""), -math.inf
+        self._pages: Mapping[str, Callable[[], Awaitable[AdminPage]]] = {
             HEARTBEAT: self._heartbeat,
             f"{_BOOKIE}/is_ready": self._is_ready,
             f"{_BOOKIE}/state": self._state,
@@ -86,19 +86,19 @@ class BookkeeperPages:
         page = await self._pages[path]()
         return web.Response(status=page.status, text=page.text, content_type=page.content_type)
 
-    async def _heartbeat(self) -> Page:
+    async def _heartbeat(self) -> AdminPage:
         faults = self._shown.not_live()
-        return Page(503, "\n".join(faults) + "\n") if faults else Page(200, "OK\n")
+        return AdminPage(503, "\n".join(faults) + "\n") if faults else AdminPage(200, "OK\n")
 
-    async def _is_ready(self) -> Page:
+    async def _is_ready(self) -> AdminPage:
         state = self._shown.bookie_state()
         if state is None:
             return NO_BOOKIE
         if state.is_running and not state.is_stopping:
-            return Page(200, "OK")
-        return Page(503, "Bookie is not fully started yet")
+            return AdminPage(200, "OK")
+        return AdminPage(503, "Bookie is not fully started yet")
 
-    async def _state(self) -> Page:
+    async def _state(self) -> AdminPage:
         state = self._shown.bookie_state()
         if state is None:
             return NO_BOOKIE
@@ -109,20 +109,20 @@ class BookkeeperPages:
             availableForHighPriorityWrites=state.takes_copies,
         )
 
-    async def _state_readonly(self) -> Page:
+    async def _state_readonly(self) -> AdminPage:
         state = self._shown.bookie_state()
         return NO_BOOKIE if state is None else _json(readOnly=state.is_readonly)
 
-    async def _info(self) -> Page:
+    async def _info(self) -> AdminPage:
         if self._shown.bookie_state() is None:
             return NO_BOOKIE
         try:
             total, free = self._shown.bookie_space()
         except (StoreError, OSError) as error:
-            return Page(503, f"{error}\n")
+            return AdminPage(503, f"{error}\n")
         return _json(freeSpace=free, totalSpace=total)
 
-    async def _cluster_info(self) -> Page:
+    async def _cluster_info(self) -> AdminPage:
         """Read the summary for all requests of CLUSTER_INFO_KEPT_S together, failures too."""
         async with self._turn:
             if self._now() >= self._kept_until:
@@ -130,14 +130,14 @@ class BookkeeperPages:
                 self._kept_until = self._now() + CLUSTER_INFO_KEPT_S
             return self._kept
 
-    async def _read_cluster_info(self) -> Page:
+    async def _read_cluster_info(self) -> AdminPage:
         try:
             async with asyncio.timeout(CLUSTER_INFO_S):
                 found = await self._shown.cluster_info()
         except TimeoutError:
-            return Page(503, f"the metadata store did not answer within {CLUSTER_INFO_S:g} s\n")
+            return AdminPage(503, f"the metadata store did not answer within {CLUSTER_INFO_S:g} s\n")
         except StoreError as error:
-            return Page(503, f"{error}\n")
+            return AdminPage(503, f"{error}\n")
         return _json(
             auditorElected=found.auditor is not None,
             auditorId=found.auditor or "",
@@ -150,6 +150,6 @@ class BookkeeperPages:
         )
 
 
-def _json(**fields: bool | int | str) -> Page:
+def _json(**fields: bool | int | str) -> AdminPage:
     """Return the fields as Apache's JSON printer writes them, because scripts search its text."""
-    return Page(200, json.dumps(fields, indent=2, separators=(",", " : ")), "application/json")
+    return AdminPage(200, json.dumps(fields, indent=2, separators=(",", " : ")), "application/json")

@@ -14,7 +14,7 @@ from kvstore.meta.store import MetadataStore
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 30.0
+CHECK_S = 30.0
 
 
 class LastSnapshot:
@@ -28,7 +28,7 @@ class LastSnapshot:
         self._last: SnapshotRecord | None = None
 
     def start(self) -> None:
-        self._nursery.spawn(self._look_now_and_then(), name="look")
+        self._nursery.spawn(self._check_periodically(), name="check")
 
     async def close(self) -> None:
         self._watch.close()
@@ -42,11 +42,11 @@ class LastSnapshot:
         age_s = max(0.0, (self._env.clock.date_ms() - last.started_ms) / 1000)
         return {"snapshot_age_s": age_s, "snapshot_rows": last.rows, "snapshot_bytes": last.size_bytes}
 
-    async def _look_now_and_then(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
             self._changed.clear()
             try:
                 self._last = await last_snapshot_or_none(self._store)
             except StoreError as error:
                 log.warning("the last snapshot is not known, what was known stays: %s", error)
-            await wait_within(self._changed, LOOK_S)
+            await wait_within(self._changed, CHECK_S)

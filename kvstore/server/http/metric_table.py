@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """The type of a metric, as Prometheus calls it."""
 
     COUNTER = "counter"
@@ -26,7 +26,7 @@ class Declaration(NamedTuple):
 
     name: str
     """Without the prefix `kvstore_`."""
-    kind: Kind
+    kind: MetricKind
     text: str
     label: str = ""
     """Empty if the metric has one series."""
@@ -39,22 +39,22 @@ class Declaration(NamedTuple):
         name = self.source or self.name
         short = name.removesuffix("econds") if name.endswith("_seconds") else name
         short = short.removesuffix("econd") if short.endswith("_per_second") else short
-        return {name, short, *([short.removesuffix("_total")] if self.kind is Kind.COUNTER else [])}
+        return {name, short, *([short.removesuffix("_total")] if self.kind is MetricKind.COUNTER else [])}
 
 
 def counter(name: str, text: str, label: str = "", *, source: str = "") -> Declaration:
     """Declare a number that only rises while the process lives."""
-    return Declaration(name, Kind.COUNTER, text, label, source)
+    return Declaration(name, MetricKind.COUNTER, text, label, source)
 
 
 def gauge(name: str, text: str, label: str = "", *, source: str = "") -> Declaration:
     """Declare a number that rises and falls."""
-    return Declaration(name, Kind.GAUGE, text, label, source)
+    return Declaration(name, MetricKind.GAUGE, text, label, source)
 
 
 def histogram(name: str, text: str, label: str = "") -> Declaration:
     """Declare a distribution (`kvstore.env.histogram.Histogram`)."""
-    return Declaration(name, Kind.HISTOGRAM, text, label)
+    return Declaration(name, MetricKind.HISTOGRAM, text, label)
 
 
 UNDECLARED = "No declaration in kvstore/server/http/metric_table.py: {}."

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from kvstore.env.histogram import Histogram
-from kvstore.server.http.metric_table import Kind, declared
+from kvstore.server.http.metric_table import MetricKind, declared
 
 PREFIX = "kvstore"
 
@@ -56,7 +56,7 @@ def _with_flags(table: Statistics) -> Statistics:
 
 def _metric(source: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
     found = declared(source)
-    kind = CounterMetricFamily if found.kind is Kind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if found.kind is MetricKind.COUNTER else GaugeMetricFamily
     return kind(f"{PREFIX}_{found.name}", found.text, labels=labels)
 
 

@@ -16,7 +16,7 @@ REFUSAL = b"-ERR max number of clients reached\r\n"
 _GREETING = b"*6\r\n$12\r\nKVSTORE.PEER\r\n"
 
 
-class Admission(Enum):
+class ClientAdmission(Enum):
     """The ways in which a new connection is let in."""
 
     YES = auto()
@@ -24,11 +24,11 @@ class Admission(Enum):
     NO = auto()
 
 
-class Trial:
-    """The trial of one connection, until its first bytes or its end. `turn_away` is called if none come in time."""
+class ServerTrial:
+    """The trial of one connection, until its first bytes or its end. `refuse` is called if none come in time."""
 
-    def __init__(self, turn_away: Callable[[], None]) -> None:
-        self._timer = asyncio.get_running_loop().call_later(TRIAL_S, turn_away)
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TRIAL_S, refuse)
 
     def is_server(self, data: bytes) -> bool:
         """Whether a connection that begins with `data` is another server's."""

@@ -7,13 +7,13 @@ from typing import Protocol, runtime_checkable
 
 from kvstore.env import Stream, StreamHandler
 from kvstore.server.access.certificates import common_names
-from kvstore.server.access.identities import Identity
-from kvstore.server.redis.admission import REFUSAL, Admission, Trial
+from kvstore.server.access.identities import UserIdentity
+from kvstore.server.redis.admission import REFUSAL, ClientAdmission, ServerTrial
 from kvstore.server.redis.parser import Parser
-from kvstore.server.redis.pipeline import pipeline
 from kvstore.server.redis.pipeline.pipeline import Pipeline
+from kvstore.server.redis.pipeline.reply_queue import PipelineServer
 from kvstore.server.redis.plans import CommandError
-from kvstore.server.redis.session import Session
+from kvstore.server.redis.session import RespSession
 
 REPORT_EVERY = 32
 """Commands, of all connections, between two looks for syncs that have ended: half a millisecond's work. A turn of the
@@ -22,13 +22,13 @@ OUTPUT_HIGH_BYTES = 64 << 10
 """Bytes of replies that the client has not read; from here on no more of its commands are begun."""
 QUEUED_BYTES = 160
 """Memory that a command takes beside its bytes, once it has been read."""
-UNKNOWN_INPUT_MAX = 16 << 10
+UNAUTHENTICATED_INPUT_MAX = 16 << 10
 """Bytes of commands that are incomplete or wait, of a client that has to say who he is and has not. His login takes
 little; else some thousands of strangers could have all the room there is for commands, and users' would be closed."""
 
 
-class Server(pipeline.Server, Protocol):
-    """The server whose door the client came through: kvstore.server.redis.door.RespServer."""
+class ConnectionServer(PipelineServer, Protocol):
+    """The server whose door the client came through: kvstore.server.redis.listener.RespServer."""
 
     commands: int
     reports_at: int
@@ -37,8 +37,8 @@ class Server(pipeline.Server, Protocol):
 
     def next_id(self) -> int: ...
     def now(self) -> float: ...
-    def admit(self, connection: RespConnection) -> Admission: ...
-    def heard(self, connection: RespConnection) -> None: ...
+    def admit(self, connection: RespConnection) -> ClientAdmission: ...
+    def note_active(self, connection: RespConnection) -> None: ...
     def forget(self, connection: RespConnection) -> None: ...
     def note_input(self, connection: RespConnection, size: int) -> None: ...
 
@@ -48,7 +48,7 @@ class Server(pipeline.Server, Protocol):
 
 
 @runtime_checkable
-class ClosesSoon(Protocol):
+class ClientStream(Protocol):
     """A next handler that is a client's still, and may have something under way as the door closes."""
 
     @property
@@ -56,7 +56,7 @@ class ClosesSoon(Protocol):
 
     def close_soon(self) -> None: ...
 
-    def when_welcome(self, entered: Callable[[], None]) -> None:
+    def when_authenticated(self, authenticated: Callable[[], None]) -> None:
         """Call `entered` once the client has authenticated, or now if it has."""
         ...
 
@@ -64,8 +64,8 @@ class ClosesSoon(Protocol):
 class RespConnection:
     """The StreamHandler of one client, with its session, its parser and the pipeline of its commands."""
 
-    def __init__(self, server: Server) -> None:
-        self.session = Session(server.next_id())
+    def __init__(self, server: ConnectionServer) -> None:
+        self.session = RespSession(server.next_id())
         self.pipeline = Pipeline(server, self.session, self)
         self.replies = self.pipeline.replies
         self._server = server
@@ -73,9 +73,9 @@ class RespConnection:
         self._stream: Stream
         self._is_input_noted = False
         """The server counts bytes that this connection holds of commands which have not begun."""
-        self._client_stream: ClosesSoon | None = None
+        self._client_stream: ClientStream | None = None
         """What took the connection over for a client."""
-        self._trial: Trial | None = None
+        self._trial: ServerTrial | None = None
         """There while the connection has to show that it is another server's."""
 
     # ── the stream ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -86,24 +86,24 @@ class RespConnection:
         if self._server.access.is_on:
             self.pipeline.guard(self.identity_of_certificate())
         match self._server.admit(self):
-            case Admission.IF_SERVER:
-                self._trial = Trial(self.turn_away)
-            case Admission.NO:
-                self.turn_away()
+            case ClientAdmission.IF_SERVER:
+                self._trial = ServerTrial(self.refuse)
+            case ClientAdmission.NO:
+                self.refuse()
 
     def data_received(self, data: bytes) -> None:
         if self._trial is not None:
             is_server = self._trial.is_server(data)
             self._end_trial()
             if not is_server:
-                self.turn_away()
+                self.refuse()
         pipeline = self.pipeline
         if pipeline.is_closing:
             return
         commands = self._parser.parse(data)
         self._server.commands += len(commands)
-        if commands and not self.replies.issued and not self.is_unknown():
-            self._server.heard(self)
+        if commands and not self.replies.issued and not self.is_unauthenticated():
+            self._server.note_active(self)
         pipeline.take(commands)
         waiting = pipeline.waiting
         if self._parser.error is not None and not waiting:
@@ -121,12 +121,14 @@ class RespConnection:
         if self._parser.error is not None:
             self.pipeline.end(f"ERR Protocol error: {self._parser.error}")
         else:
-            self.pipeline.go_on()
+            self.pipeline.continue_reading()
 
     def _note_input(self, queued: int = 0) -> None:
         size = len(self._parser.kept) + queued + self.session.queued_bytes
-        if size > UNKNOWN_INPUT_MAX and self.is_unknown() and not self.pipeline.is_busy:
-            return self.give_up(f"NOAUTH Authentication required before a command of over {UNKNOWN_INPUT_MAX} bytes")
+        if size > UNAUTHENTICATED_INPUT_MAX and self.is_unauthenticated() and not self.pipeline.is_busy:
+            return self.abandon(
+                f"NOAUTH Authentication required before a command of over {UNAUTHENTICATED_INPUT_MAX} bytes"
+            )
         self._is_input_noted = size > 0
         return self._server.note_input(self, size)
 
@@ -150,7 +152,7 @@ class RespConnection:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def turn_away(self) -> None:
+    def refuse(self) -> None:
         """Refuse the connection, because there are as many as there may be."""
         self._end_trial()
         self.pipeline.is_closing = True
@@ -163,7 +165,7 @@ class RespConnection:
             self._trial.end()
             self._trial = None
 
-    def give_up(self, text: str) -> None:
+    def abandon(self, text: str) -> None:
         """Forget what has been read and not begun, and end."""
         self.pipeline.waiting.clear()
         self._parser = Parser()
@@ -200,23 +202,23 @@ class RespConnection:
         host, port, *_ = self._stream.get_extra_info("peername") or ("?", 0)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def identity_of_certificate(self) -> Identity | None:
+    def identity_of_certificate(self) -> UserIdentity | None:
         """The user whom its certificate names, if it had to show one."""
         return self._server.access.of_certificate(common_names(self._stream.get_extra_info("peercert")))
 
-    def is_unknown(self) -> bool:
+    def is_unauthenticated(self) -> bool:
         """Whether it is a client's that has to say who he is, and has not yet."""
         return self._server.access.is_on and self.session.identity is None and not self.pipeline.is_handed_over
 
-    def entered(self) -> None:
+    def authenticated(self) -> None:
         """Its user has logged in."""
-        self._server.heard(self)
+        self._server.note_active(self)
 
     def access_changed(self) -> None:
         """Go by another table of users. A client whose user is none any more is sent away."""
         identity = self.session.identity
         if identity is not None and identity.is_gone:
-            self.give_up("NOAUTH Authentication required: the user was removed, or has another password")
+            self.abandon("NOAUTH Authentication required: the user was removed, or has another password")
         elif not self.pipeline.is_handed_over:
             self.pipeline.guard(identity or self.identity_of_certificate())
 
@@ -228,9 +230,9 @@ class RespConnection:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
         peer = self._server.accept_peer(words, self._stream, self._leave)
         pipeline.is_handed_over = True
-        if isinstance(peer, ClosesSoon):
+        if isinstance(peer, ClientStream):
             self._client_stream = peer
-            peer.when_welcome(self.entered)
+            peer.when_authenticated(self.authenticated)
         self._stream.set_protocol(peer)
 
     def _leave(self) -> None:

@@ -9,7 +9,7 @@ from typing import assert_never
 from kvstore.access import Right
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Op
-from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
+from kvstore.server.access.identities import OPERATION_NAMES, Access, UserIdentity
 from kvstore.server.redis.plans import CommandError
 
 NOAUTH = "NOAUTH Authentication required."
@@ -38,12 +38,12 @@ class Need(Enum):
     """The right to administer the cluster."""
 
 
-class Gate:
+class CommandGate:
     """Checks the commands of one connection, as long as its user stays the same."""
 
     __slots__ = ("_access", "_address", "identity")
 
-    def __init__(self, access: Access, identity: Identity, address: str) -> None:
+    def __init__(self, access: Access, identity: UserIdentity, address: str) -> None:
         self._access, self.identity, self._address = access, identity, address
 
     def check(self, name: str, need: Need) -> None:

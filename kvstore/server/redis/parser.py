@@ -37,7 +37,7 @@ class ProtocolError(Exception):
     """The client sent bytes that are not the protocol; the connection must be closed."""
 
 
-class Unfit(list[bytes]):
+class OversizedCommand(list[bytes]):
     """Stands where a command would, which was read to its end but is too large to be done. No command has this name."""
 
     def __init__(self, reason: str) -> None:
@@ -52,8 +52,8 @@ class Parser:
         self.error: ProtocolError | None = None
         self.kept = bytearray()
         """Bytes of an incomplete command."""
-        self._ahead = _Ahead()
-        self._skip = _Skip()
+        self._partial = _PartialCommand()
+        self._skip = _SkippedCommand()
         self._is_plain = True
         """Neither is something passed over nor is the stream lost."""
 
@@ -64,11 +64,11 @@ class Parser:
         parts = None
         if not is_begun and self._is_plain:
             parts = data.split(b"\r\n")
-            if lone := _lone(parts):
+            if lone := _single_plain(parts):
                 return [lone]
         if is_begun:
             self.kept += data
-            if self._ahead.is_incomplete(self.kept):
+            if self._partial.is_incomplete(self.kept):
                 return found
             data = bytes(self.kept)
             self.kept.clear()
@@ -83,28 +83,28 @@ class Parser:
     def _parse(self, data: bytes, found: list[Words], is_begun: bool, parts: list[bytes] | None) -> None:
         """`is_begun`: a command that was kept is the first in `data`. `parts`: what stands between its line ends."""
         if is_begun and not self._skip.is_active():
-            pos = self._walk(data, 0, found)
+            pos = self._read_one(data, 0, found)
             if pos is None:
                 return self._keep(data)
             data = data[pos:]
-        pos = 0 if self._skip.is_active() else _cut(data, parts or data.split(b"\r\n"), found)
+        pos = 0 if self._skip.is_active() else _read_plain(data, parts or data.split(b"\r\n"), found)
         while pos < len(data):
             if self._skip.is_active():
                 pos = self._skip.over(data, pos)
                 if self._skip.is_active():
                     return self._keep(data[pos:])
-                found.append(Unfit(self._skip.reason))
+                found.append(OversizedCommand(self._skip.reason))
                 continue
-            end = self._walk(data, pos, found)
+            end = self._read_one(data, pos, found)
             if end is None:
                 return self._keep(data[pos:])
             pos = end
 
     def _keep(self, rest: bytes) -> None:
         self.kept += rest
-        self._ahead = _Ahead()
+        self._partial = _PartialCommand()
 
-    def _walk(self, data: bytes, pos: int, found: list[Words]) -> int | None:
+    def _read_one(self, data: bytes, pos: int, found: list[Words]) -> int | None:
         """Read one command at `pos`: where it ends, None if it is incomplete."""
         if data[pos] != 0x2A:
             return _inline(data, pos, found)
@@ -139,7 +139,7 @@ class Parser:
         return at
 
 
-class _Ahead:
+class _PartialCommand:
     """How far a command that comes in pieces has been seen, so that no piece has all the others looked at again."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class _Ahead:
         return True
 
 
-class _Skip:
+class _SkippedCommand:
     """Passes over the rest of a command without keeping it."""
 
     def __init__(self) -> None:
@@ -215,12 +215,12 @@ class _Skip:
         return pos
 
 
-def _cut(data: bytes, parts: list[bytes], found: list[Words]) -> int:
+def _read_plain(data: bytes, parts: list[bytes], found: list[Words]) -> int:
     """Read commands from the start of `data`, whose lines are `parts`, as long as they are plain; where the first other
     one starts."""
     heads, counts = _HEADS, _COUNTS
     last = len(parts) - 1
-    at = _cut_alike(parts, last, found) if last >= _ALIKE_MIN else 0
+    at = _read_uniform(parts, last, found) if last >= _ALIKE_MIN else 0
     try:
         while at < last:
             head = parts[at]
@@ -254,7 +254,7 @@ def _cut(data: bytes, parts: list[bytes], found: list[Words]) -> int:
     return len(data) - sum(map(len, parts[at:])) - 2 * (last - at)
 
 
-def _lone(parts: list[bytes]) -> Words | None:
+def _single_plain(parts: list[bytes]) -> Words | None:
     """The only command in these lines, if it is a plain one of two or three arguments."""
     count = len(parts)
     try:
@@ -276,7 +276,7 @@ def _lone(parts: list[bytes]) -> Words | None:
     return None
 
 
-def _cut_alike(parts: list[bytes], last: int, found: list[Words]) -> int:
+def _read_uniform(parts: list[bytes], last: int, found: list[Words]) -> int:
     """Read commands of one number of arguments from the start of `parts`, if the first `last` of these are nothing else
     but one that may be incomplete; which part comes next. The same checks, argument by argument of all commands."""
     count = _COUNTS.get(parts[0], 0)

@@ -8,7 +8,7 @@ from typing import Any
 from kvstore.errors import ConditionFailed, StoreError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op
-from kvstore.server.access.identities import Identity
+from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
 from kvstore.server.redis.plans import (
     Build,
@@ -37,12 +37,12 @@ Facts = Mapping[str, Mapping[str, object]]
 """What INFO shows: sections of names and values."""
 
 
-class Session:
+class RespSession:
     """The state of one connection."""
 
     def __init__(self, id_: int) -> None:
         self.id = id_
-        self.identity: Identity | None = None
+        self.identity: UserIdentity | None = None
         """Who the client has proven to be; None: nobody."""
         self.protocol = 2
         self.level = self._chosen_level = int(Level.LINEARIZABLE)

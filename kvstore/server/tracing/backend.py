@@ -15,7 +15,7 @@ from kvstore.types import PartitionId
 _GET = int(Code.GET)
 
 
-class Choice(Protocol):
+class Sampler(Protocol):
     """Chooses the operations that are sampled."""
 
     def next_among(self, count: int) -> int:
@@ -45,7 +45,7 @@ class ByRatio:
 class TracedBackend:
     """A Backend in front of another."""
 
-    def __init__(self, backend: Backend, choice: Choice) -> None:
+    def __init__(self, backend: Backend, choice: Sampler) -> None:
         self.behind, self._choice = backend, choice
         self.progress = backend.progress
 

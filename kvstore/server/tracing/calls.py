@@ -25,7 +25,7 @@ PAGES = ("", "v1", "ui", "healthz", "readyz", "clusterz", "metrics", "heartbeat"
 OTHER = "(other)"
 
 
-class Call:
+class TracedCall:
     """One call with a parent; a Choice, of its operations."""
 
     def __init__(self, span: TakenSpan | None) -> None:
@@ -48,7 +48,7 @@ class Call:
             self.span.end(error=error)
 
 
-_call: ContextVar[Call | None] = ContextVar("call", default=None)
+_call: ContextVar[TracedCall | None] = ContextVar("call", default=None)
 """Only looked at where a call begins, in its own task: callbacks that a call sets off inherit it, and are others'."""
 
 
@@ -139,8 +139,8 @@ def _name_of(request: web.BaseRequest) -> str:
     return f"{method} /{page}" if page in PAGES else f"{method} {OTHER}"
 
 
-def begin_call(traces: NodeTraces, name: str, parent: Parent) -> Call:
+def begin_call(traces: NodeTraces, name: str, parent: Parent) -> TracedCall:
     """Begin the call that the present task answers."""
-    call = Call(traces.begin(name, parent, SpanKind.SERVER) if parent.is_sampled else None)
+    call = TracedCall(traces.begin(name, parent, SpanKind.SERVER) if parent.is_sampled else None)
     _call.set(call)
     return call

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import orjson
 from aiohttp import web
@@ -13,8 +12,9 @@ from aiohttp import web
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
-from kvstore.server.ui.history import SAMPLE_S, History
+from kvstore.server.status.ledger_survey import LedgerSurvey
+from kvstore.server.status.surveyor import Surveyor
+from kvstore.server.ui.history import SAMPLE_S, LoadHistory
 from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from kvstore.server.ui.pages import HEADERS, Pages
 from kvstore.server.ui.view import live_of, page_of
@@ -29,30 +29,17 @@ STREAMS_MAX = 16
 MayGoOn = Callable[[], Awaitable[bool]]
 
 
-class Survey(Protocol):
-    """The survey of the cluster: kvstore.server.status.surveyor.Surveyor."""
-
-    def own(self) -> NodeReport: ...
-    async def take(self) -> ClusterReport: ...
-
-
-class Ledgers(Protocol):
-    """kvstore.server.status.ledger_survey.LedgerSurvey."""
-
-    async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse: ...
-
-
 class Dashboard:
     """The dashboard of one node, from `start` to `close`."""
 
-    def __init__(self, nursery: Nursery, survey: Survey, ledgers: Ledgers, pages: Pages) -> None:
+    def __init__(self, nursery: Nursery, surveyor: Surveyor, ledgers: LedgerSurvey, pages: Pages) -> None:
         self._pages = pages
-        self._survey, self._ledgers = survey, ledgers
+        self._surveyor, self._ledgers = surveyor, ledgers
         self._turn = asyncio.Lock()
         self._nursery = nursery.child("dashboard")
         self._closing = asyncio.Event()
         self._streams = 0
-        self._history = History()
+        self._history = LoadHistory()
 
     def start(self) -> None:
         self._nursery.spawn(self._sample(), name="sample")
@@ -63,7 +50,7 @@ class Dashboard:
 
     async def page(self) -> web.Response:
         """The cluster now. Takes as long as a survey: a second where somebody does not answer."""
-        return self._pages.html("page.html", page_of(await self._survey.take(), self._history))
+        return self._pages.html("page.html", page_of(await self._surveyor.take(), self._history))
 
     async def ledgers(self, partition: str) -> web.Response:
         """The ledgers of a partition's log. One page is read at a time, however many ask: it costs a read of the
@@ -75,7 +62,7 @@ class Dashboard:
             return web.Response(text=f"404: {error}\n", status=404, headers=HEADERS)
         except StoreError as error:
             return web.Response(text=f"503: {error}\n", status=503, headers=HEADERS)
-        return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._survey.own().id))
+        return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._surveyor.own().id))
 
     async def live(self, request: web.BaseRequest, may_go_on: MayGoOn) -> web.StreamResponse:
         """Server-sent events until the page is closed, the node stops, or its user may not see it any more. Who asks
@@ -90,8 +77,8 @@ class Dashboard:
         try:
             await answer.prepare(request)
             while not self._closing.is_set() and await may_go_on():
-                body = orjson.dumps(live_of(await self._survey.take()))
-                await _tell(request, answer, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
+                body = orjson.dumps(live_of(await self._surveyor.take()))
+                await _send(request, answer, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
                 await wait_within(self._closing, LIVE_S)
         except ConnectionError:
             pass  # the page was closed
@@ -101,11 +88,11 @@ class Dashboard:
 
     async def _sample(self) -> None:
         while not self._closing.is_set():
-            self._history.take(self._survey.own())
+            self._history.take(self._surveyor.own())
             await wait_within(self._closing, SAMPLE_S)
 
 
-async def _tell(request: web.BaseRequest, answer: web.StreamResponse, event: bytes) -> None:
+async def _send(request: web.BaseRequest, answer: web.StreamResponse, event: bytes) -> None:
     """Raises ConnectionError if the page is closed, or takes nothing for READER_S."""
     try:
         async with asyncio.timeout(READER_S):

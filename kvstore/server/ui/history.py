@@ -15,7 +15,7 @@ SERIES = ("operations", "writes", "written_bytes", "queued")
 """Per second each, but for operations that wait in queues."""
 
 
-class History:
+class LoadHistory:
     """A ring of samples: the newest takes the place of the oldest."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from kvstore.proto.admin_pb2 import (
 )
 from kvstore.proto.namespaces import KINDS, refusing, shares_of, strain_of
 from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce
-from kvstore.server.ui.history import SAMPLES, History
+from kvstore.server.ui.history import SAMPLES, LoadHistory
 from kvstore.server.ui.picture import line_of, ring_of
 from kvstore.server.ui.words import count, key, rate, size, span, took
 
@@ -41,7 +41,7 @@ class Cell(NamedTuple):
     link: str = ""
 
 
-def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
+def page_of(report: ClusterReport, history: LoadHistory) -> dict[str, Any]:
     """Everything for the template."""
     grade = Grade.Name(report.health.grade)
     return {
@@ -221,7 +221,11 @@ def _bookie(bookie: BookieReport) -> list[Cell]:
     state = f"{bookie.state}, no answer: {bookie.no_answer}" if bookie.no_answer else bookie.state
     lacking = Cell(f"{bookie.lacking_ledgers:,}", "n warn" if bookie.lacking_ledgers else "n")
     if not bookie.node:  # its own protocol tells room and state, and nothing else
-        row = [Cell(bookie.id), Cell(state, "good" if state == "writable" else "bad"), Cell(bookie.zone or "none")]
+        row = [
+            Cell(bookie.id),
+            Cell(state, "good" if state == "writable" else "bad"),
+            Cell(bookie.zone or "none"),
+        ]
         return [*row, _disk(bookie.disk), UNTOLD, lacking, UNTOLD, UNTOLD]
     return [
         Cell(bookie.id),

@@ -14,7 +14,7 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op
 from kvstore.server.access import identities
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from tests.server.access.tables import HASH, table
 
 MINE, OTHERS = b"t/a", b"x"
@@ -72,7 +72,7 @@ class Sink:
         """Nothing is sent."""
 
 
-async def let_through(identity: Identity, access: Access, ops: Sequence[Op]) -> tuple[list[Op], dict[int, Any]]:
+async def let_through(identity: UserIdentity, access: Access, ops: Sequence[Op]) -> tuple[list[Op], dict[int, Any]]:
     """What reaches the backend by all ways in, and how the rest is answered."""
     backend: Any = Backend()
     guard, sink = Guard(access, identity, backend), Sink()
@@ -132,7 +132,7 @@ async def test_what_is_refused_is_answered_and_what_is_allowed_is_not() -> None:
     assert all(isinstance(each, NotAuthenticated | PermissionDenied) for each in answers.values())
 
 
-def _first_key_only(identity: Identity, op: Op) -> Any:
+def _first_key_only(identity: UserIdentity, op: Op) -> Any:
     return _whole(identity, (*op[:2], op[2][:1], *op[3:]) if op[0] == Code.BATCH else op)
 
 
@@ -143,20 +143,20 @@ def _submit_by_the_first(guard: Guard, ops: Sequence[Op], sink: Any, tokens: Seq
         _submit(guard, ops, sink, tokens)
 
 
-def _keep(identity: Identity, permissions: Any) -> None:
+def _keep(identity: UserIdentity, permissions: Any) -> None:
     """Take rights once, and never lose them."""
     if not hasattr(identity, "permissions"):
         _allow(identity, permissions)
 
 
-_allow = Identity.allow
+_allow = UserIdentity.allow
 _submit = Guard.submit
-_whole = Identity.refusal_or_none
-_may = Identity._may
+_whole = UserIdentity.refusal_or_none
+_may = UserIdentity._may
 BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "a batch is judged by its first key": lambda patch: patch.setattr(Identity, "refusal_or_none", _first_key_only),
+    "a batch is judged by its first key": lambda patch: patch.setattr(UserIdentity, "refusal_or_none", _first_key_only),
     "a range is judged by its start": lambda patch: patch.setattr(
-        Identity,
+        UserIdentity,
         "_may",
         lambda self, right, op: (
             self.permissions.may(right, op[1]) if isinstance(op[1], bytes) else _may(self, right, op)
@@ -178,7 +178,7 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         *(Guard, "read_now"),
         lambda self, keys: self._backend.read_now(keys) if keys[0].startswith(self._identity.read) else NOT_NOW,
     ),
-    "a removed user goes on": lambda patch: patch.setattr(Identity, "allow", _keep),
+    "a removed user goes on": lambda patch: patch.setattr(UserIdentity, "allow", _keep),
 }
 
 

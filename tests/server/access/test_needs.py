@@ -18,9 +18,9 @@ from kvstore.proto import (
     feed_pb2,
     kv_pb2,
 )
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.server.access.needs import HTTP_NEEDS, RPC_NEEDS, nothing
-from kvstore.server.http.door import HEALTH, HttpDoor
+from kvstore.server.http.listener import HEALTH, HttpListener
 from tests.server.access.tables import table
 
 
@@ -37,7 +37,7 @@ def test_each_rpc_has_a_row_and_no_row_is_of_none() -> None:
 
 def test_each_http_route_has_a_row_and_no_row_is_of_none() -> None:
     nothing_: Any = None
-    assert HttpDoor(nothing_, nothing_, Beat()).paths() == HTTP_NEEDS.keys()
+    assert HttpListener(nothing_, nothing_, Beat()).paths() == HTTP_NEEDS.keys()
 
 
 def test_each_operation_has_a_row() -> None:
@@ -49,7 +49,7 @@ def test_each_operation_needs_to_read_or_to_write_so_who_may_do_both_everywhere_
     assert {right for needs in NEEDS.values() for right in needs} == {Right.READ, Right.WRITE}
 
 
-def identity_of(name: str) -> Identity:
+def identity_of(name: str) -> UserIdentity:
     access = Access(table())
     return access.identity_or_none(name) or access.nobody
 

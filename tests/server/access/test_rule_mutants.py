@@ -17,7 +17,7 @@ from kvstore.env import transport
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
 from kvstore.server.access import identities, logins
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.wal.connection import Connection
 from tests.certificates import Files
 from tests.env import test_prefer
@@ -107,7 +107,7 @@ async def _another_name(server: Server) -> None:
 
 
 def _keep_what_came(patch: Patch) -> None:
-    patch.setattr(Identity, "end", lambda self, why: None)
+    patch.setattr(UserIdentity, "end", lambda self, why: None)
 
 
 def _look_at_no_name(patch: Patch) -> None:

@@ -38,7 +38,7 @@ from kvstore.server import table_follower
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.follow import AccessFollower
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.http_doorman import HttpDoorman
+from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import FAILURES_MAX, Logins
 from tests.audited import KeptLines
@@ -197,9 +197,9 @@ async def test_a_refusal_names_the_token_in_the_audit_log(server: Server) -> Non
 
 
 async def test_an_http_request_carries_it_as_bearer(server: Server) -> None:
-    doorman = HttpDoorman(server.access, server.logins)
+    authenticator = HttpAuthenticator(server.access, server.logins)
     for header, status in ((Login("", WORD).header, 200), (Login("", FALSE).header, 401), ("Bearer x", 401)):
-        answer = await doorman.refusal_or_none(make_mocked_request("GET", "/metrics", {"Authorization": header}))
+        answer = await authenticator.refusal_or_none(make_mocked_request("GET", "/metrics", {"Authorization": header}))
         assert (200 if answer is None else answer.status) == status, header
     assert Login("", WORD).header == f"Bearer {WORD.decode()}"
     assert WORD.decode() not in repr(Login("", WORD))

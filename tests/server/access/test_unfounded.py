@@ -25,7 +25,7 @@ from kvstore.rpc.status import from_rpc_error
 from kvstore.server.access import identities
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.call_gate import CallGate
-from kvstore.server.access.http_doorman import HttpDoorman
+from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.grpc.access_admin import AccessAdmin
@@ -136,15 +136,15 @@ async def test_the_grpc_door_says_so_as_a_typed_error_with_a_login_and_without(a
 
 
 async def test_the_http_door_tells_health_and_nothing_else(access: Access, logins: Logins) -> None:
-    doorman = HttpDoorman(access, logins)
+    authenticator = HttpAuthenticator(access, logins)
     for path in ("/", "/metrics"):
         for headers in ({}, {"Authorization": Login("root", b"secret").header}):
-            answer = await doorman.refusal_or_none(make_mocked_request("GET", path, headers))
+            answer = await authenticator.refusal_or_none(make_mocked_request("GET", path, headers))
             assert answer is not None
             assert answer.status == 401
             assert COMMAND in str(answer.text)
     for path in ("/healthz", "/readyz"):
-        assert await doorman.refusal_or_none(make_mocked_request("GET", path)) is None
+        assert await authenticator.refusal_or_none(make_mocked_request("GET", path)) is None
 
 
 async def test_a_login_is_refused_with_a_type_of_its_own(access: Access, logins: Logins) -> None:

@@ -10,10 +10,10 @@ import orjson
 import pytest
 
 from kvstore.access import RevokeRight, RevokeRole, Right
-from kvstore.server.access import http_doorman
+from kvstore.server.access import http_authenticator
 from kvstore.server.gateway import routes
 from tests.server.access.tables import table
-from tests.server.gateway.world import Answer, World, gateway_world, login_of
+from tests.server.gateway.world import ResponseKind, World, gateway_world, login_of
 from tests.waiting import PATIENCE_S, wait_until
 
 MINE, OTHERS = "t/a", "x"
@@ -48,11 +48,11 @@ async def each_route(world: World, user: str, key: str) -> dict[str, int]:
     return found
 
 
-async def head_of(world: World, target: str, user: str) -> Answer:
+async def head_of(world: World, target: str, user: str) -> ResponseKind:
     """Of an answer that goes on and on."""
     headers = {"Authorization": login_of(user)} if user else {}
     async with asyncio.timeout(PATIENCE_S), world.http.get(f"{world.url}{target}", headers=headers) as answer:
-        return Answer(answer.status, b"", answer.headers)
+        return ResponseKind(answer.status, b"", answer.headers)
 
 
 ALL = {each.name for each in routes.ROUTES}
@@ -192,7 +192,7 @@ async def test_where_users_are_asked_a_node_may_have_any_name(world: World) -> N
 
 async def test_a_gateway_without_its_guard_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above look at what the guard does: without it the tenant reads and writes everywhere."""
-    monkeypatch.setattr(http_doorman, "Guard", lambda access, identity, backend, address: backend)
+    monkeypatch.setattr(http_authenticator, "Guard", lambda access, identity, backend, address: backend)
     found = await each_route(world, "tenant", OTHERS)
     assert {name for name in READS | WRITES if found[name] == 403} == set()
 

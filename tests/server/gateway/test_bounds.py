@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.limits import VALUE_BYTES_MAX
-from kvstore.server.gateway import gateway, room
+from kvstore.server.gateway import capacity, gateway
 from tests.server.gateway.world import World, gateway_world
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -125,7 +125,7 @@ async def test_half_a_body_stores_nothing(world: World, monkeypatch: pytest.Monk
 
 
 async def holds(world: World, size: int) -> bool:
-    return world.gateway._room.bytes == size
+    return world.gateway._capacity.bytes == size
 
 
 async def test_more_requests_than_there_may_be_are_refused_and_health_is_told(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def requests(world: World, count: int) -> bool:
 
 async def test_bodies_and_answers_may_be_so_large_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.ask("PUT", "/v1/keys/k", b"v" * 100)
-    monkeypatch.setattr(world.gateway._room, "_bytes_max", 120)
+    monkeypatch.setattr(world.gateway._capacity, "_bytes_max", 120)
     assert (await world.ask("GET", "/v1/keys/k")).status == 200, "one of any size is always done"
     _, writer = await connected(world, HEAD + b"Content-Length: 100\r\n\r\n" + b"x" * 50)
     await wait_until(lambda: holds(world, 50), what="the half has come")
@@ -162,7 +162,7 @@ async def test_bodies_and_answers_may_be_so_large_together(world: World, monkeyp
 
 
 def test_what_is_done_is_told_whatever_room_there_is() -> None:
-    bounds = room.Room(1, 1, bytes_max=10)
+    bounds = capacity.GatewayCapacity(1, 1, bytes_max=10)
     with bounds.request() as load:
         load.take(10)
         load.take(50, must=True)

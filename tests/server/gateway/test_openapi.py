@@ -12,8 +12,8 @@ import pytest
 from kvstore.rpc.status import STATUS, http_status
 from kvstore.server.access.needs import HTTP_NEEDS, nothing
 from kvstore.server.gateway import openapi, routes
-from kvstore.server.gateway.routes import Answer, Body
-from tests.server.gateway.world import Answer as Answered
+from kvstore.server.gateway.routes import Body, ResponseKind
+from tests.server.gateway.world import ResponseKind as Answered
 from tests.server.gateway.world import World
 
 DOCUMENT: dict[str, Any] = orjson.loads(openapi.document())
@@ -132,7 +132,7 @@ BATCH = b'{"operations": [{"operation": "get", "key": "k"}]}'
 
 
 @pytest.mark.parametrize(
-    "route", [each for each in routes.ROUTES if each.answer is not Answer.EVENTS], ids=lambda route: route.name
+    "route", [each for each in routes.ROUTES if each.answer is not ResponseKind.EVENTS], ids=lambda route: route.name
 )
 async def test_each_route_is_served_as_the_document_says(world: World, route: routes.Route) -> None:
     """The watch's is in test_watches.py."""
@@ -145,7 +145,7 @@ async def test_each_route_is_served_as_the_document_says(world: World, route: ro
     told = BY_NAME[route.name]["responses"]["200"]
     assert [name for name in told.get("headers", ()) if name not in answer.headers] in ([], ["Kvstore-Expires-Ms"])
     kind = answer.headers["Content-Type"].partition(";")[0]
-    assert route.answer is Answer.HEAD or kind in told["content"]
+    assert route.answer is ResponseKind.HEAD or kind in told["content"]
     if route.gives is not None and kind == "application/json":
         schema = DOCUMENT["components"]["schemas"][route.gives.__name__]
         assert set(schema.get("required", ())) <= answer.json.keys() <= schema["properties"].keys()

@@ -17,24 +17,24 @@ from kvstore.access import AccessTable
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.http_doorman import HttpDoorman
+from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.gateway.gateway import Gateway
 from kvstore.server.grpc.session import Sessions
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from tests.audited import KeptLines
 from tests.server.access.tables import PASSWORD
 from tests.server.backends import OneServer, one_server
 from tests.server.feed.world import World as Feeds
-from tests.server.http.test_door import Shown
+from tests.server.http.test_listener import Shown
 from tests.waiting import PATIENCE_S
 
 CONNECTIONS_MAX = 32
 CLIENT = "00112233445566778899aabbccddeeff"
 
 
-class Answer(NamedTuple):
+class ResponseKind(NamedTuple):
     """What came back."""
 
     status: int
@@ -61,16 +61,16 @@ class World:
         self.url, self.backend, self.feeds, self.gateway, self.access = url, backend, feeds, gateway, access
         self.http, self.audit = http, audit
 
-    async def ask(self, method: str, target: str, data: Any = None, *, user: str = "", **headers: str) -> Answer:
+    async def ask(self, method: str, target: str, data: Any = None, *, user: str = "", **headers: str) -> ResponseKind:
         """`target` goes out as it is. Underscores in names of headers become dashes."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if user:
             sent["Authorization"] = login_of(user)
         url = URL(f"{self.url}{target}", encoded=True)
         async with asyncio.timeout(PATIENCE_S), self.http.request(method, url, data=data, headers=sent) as answer:
-            return Answer(answer.status, await answer.read(), answer.headers)
+            return ResponseKind(answer.status, await answer.read(), answer.headers)
 
-    async def batch(self, *operations: Mapping[str, Any], user: str = "", **more: Any) -> Answer:
+    async def batch(self, *operations: Mapping[str, Any], user: str = "", **more: Any) -> ResponseKind:
         data = orjson.dumps({"operations": operations, **more})
         return await self.ask("POST", "/v1/batch", data, user=user, Content_Type="application/json")
 
@@ -91,10 +91,10 @@ async def gateway_world(
         audit = AuditLog(env.clock.now, env.clock.date_ms, lines)
         access = Access(table, audit)
         logins = Logins(env, access, audit)
-        door = HttpDoor(Shown(), env.transport, Beat(), connections_max=connections_max)
-        door.doorman = doorman = HttpDoorman(access, logins)
+        door = HttpListener(Shown(), env.transport, Beat(), connections_max=connections_max)
+        door.authenticator = authenticator = HttpAuthenticator(access, logins)
         batches = Sessions(backend, env.clock).batches
-        gateway = Gateway(env, backend, "n1", feeds.feeds, batches, doorman, connections_max)
+        gateway = Gateway(env, backend, "n1", feeds.feeds, batches, authenticator, connections_max)
         door.gateway = gateway
         address = f"127.0.0.1:{free_port()}"
         await door.open(address)

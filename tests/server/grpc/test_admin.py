@@ -32,7 +32,7 @@ from kvstore.rpc.channels import channel_options
 from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import from_rpc_error
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.changes import Changes
+from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access
 from kvstore.server.grpc import admin
 from kvstore.server.grpc.admin import Admin, numbers
@@ -139,7 +139,7 @@ async def stub(source: Source) -> AsyncIterator[Any]:
     admin, audit = Admin(env, source, nothing), AuditLog(env.clock.now, env.clock.date_ms, AuditLines())
 
     def audited(server: grpc.aio.Server) -> grpc.aio.Server:
-        return cast(grpc.aio.Server, Audited(server, env.clock.now, audit, Changes(env, audit)))
+        return cast(grpc.aio.Server, Audited(server, env.clock.now, audit, AdminChanges(env, audit)))
 
     register = [lambda each: admin_pb2_grpc.add_AdminServicer_to_server(admin, audited(each))]
     server = GrpcServer(["kvstore.v1.Admin"], register)

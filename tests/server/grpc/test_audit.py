@@ -18,8 +18,8 @@ from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.access import audit, changes
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.changes import Changes
-from kvstore.server.grpc.audit import ARGUMENTS_MAX, Audited, Calls, arguments_of, is_change, who
+from kvstore.server.access.changes import AdminChanges
+from kvstore.server.grpc.audit import ARGUMENTS_MAX, Audited, AuditedCalls, arguments_of, is_change, who
 from tests.audited import KeptLines
 from tests.client.serving import ModelClock
 from tests.waiting import PATIENCE_S, wait_until
@@ -54,8 +54,8 @@ class Served:
         audit = AuditLog(lambda: 5.0, lambda: 7, self.kept)
         nothing: Any = None
         env = Env(ModelClock(), Random(1), nothing, nothing, self.nursery, nothing)
-        self.changes = Changes(env, audit)
-        self.calls = Calls(lambda: 5.0, audit, self.changes, str)
+        self.changes = AdminChanges(env, audit)
+        self.calls = AuditedCalls(lambda: 5.0, audit, self.changes, str)
         self._audited = lambda server: cast(grpc.aio.Server, Audited(server, lambda: 5.0, audit, self.changes))
         self.stub: Any
 

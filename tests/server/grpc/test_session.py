@@ -19,7 +19,7 @@ from kvstore.limits import CLIENT_BYTES, VALUE_BYTES_MAX
 from kvstore.proto import brief, kv_pb2
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.grpc.batch_budget import BatchBudget
-from kvstore.server.grpc.session import Session, Unsent
+from kvstore.server.grpc.session import FrameSession, Unsent
 from kvstore.types import PartitionId
 from tests.server.backends import one_server
 from tests.waiting import PATIENCE_S, wait_until
@@ -28,7 +28,7 @@ from tests.waiting import PATIENCE_S, wait_until
 async def test_a_client_of_an_older_ring_hears_of_the_progress_of_who_answered(tmp_path: Path) -> None:
     """Else it could read at a replica that has not seen what it wrote."""
     async with one_server(tmp_path) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         owner = backend.topology.ring.partition_of(b"key")
         former = next(each for each in sorted(backend.partitions) if each != owner)
         lane = kv_pb2.Lane(first=1, partition=former, keys=[b"key"], values=[b"value"], codes=[kv_pb2.PUT])
@@ -43,12 +43,12 @@ async def test_a_client_of_an_older_ring_hears_of_the_progress_of_who_answered(t
 async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         value = b"x" * 1000
-        writer = Session(backend, env.clock)
+        writer = FrameSession(backend, env.clock)
         writer.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"], values=[value], codes=[kv_pb2.PUT])]))
         await asyncio.wait_for(writer.wait_all_done(), PATIENCE_S)
         unsent = Unsent(40_000)
         frame = kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"] * 50, codes=[kv_pb2.GET] * 50)])
-        sessions = [Session(backend, env.clock, unsent=unsent) for _ in range(30)]
+        sessions = [FrameSession(backend, env.clock, unsent=unsent) for _ in range(30)]
         for session in sessions:
             session.accept(frame)
             await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
@@ -66,14 +66,14 @@ async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -
 async def test_a_frame_has_no_more_than_one_turn_of_the_loop_can_begin(tmp_path: Path, lanes: list[int]) -> None:
     """One message of 4 MiB held a million: tens of seconds in which no lease was renewed."""
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         deletes = [
             kv_pb2.Lane(first=1 + number * 8_192, keys=[b"k"] * count, codes=[kv_pb2.DELETE] * count)
             for number, count in enumerate(lanes)
         ]
         with pytest.raises(InvalidRequest, match=r"want at most (2048 lanes|16384 operations) in a frame"):
             session.accept(kv_pb2.Frame(lanes=deletes))
-        assert session.has_room
+        assert session.has_capacity
         assert backend.partitions[PartitionId("p1")].state.seq == 0
 
 
@@ -97,7 +97,7 @@ def cut_frame(*batches: Operation) -> kv_pb2.Frame:
 async def test_a_frame_has_no_more_in_batches_than_one_turn_of_the_loop_can_begin(tmp_path: Path) -> None:
     """59 batches in one message of 4 MiB held 590,000: nearly a second in which no lease was renewed."""
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         frame = cut_frame(batch_of(10_000), batch_of(5_000), batch_of(10_000))
         frame.lanes[0].options[1].operations.extend(frame.lanes[0].options[0].operations[:1_385])
         with pytest.raises(InvalidRequest, match="want at most 26384 operations in the batches of a frame, got 26385"):
@@ -111,7 +111,7 @@ async def test_a_frame_has_as_much_in_batches_as_clients_of_the_former_release_s
     """They close it at 512 KiB, and its last batch may go beyond: by more than a batch may have, which they allowed."""
     frame = cut_frame(*[batch_of(10)] * 1_588, batch_of(last))
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         session.accept(frame)
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
         answers = list(session.take())
@@ -130,7 +130,7 @@ def reading_batch(first: int, key: bytes = b"key") -> kv_pb2.Frame:
 async def test_batches_under_way_may_only_read_so_much_over_all_callers(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         room = BatchBudget(2 * VALUE_BYTES_MAX)
-        sessions = [Session(backend, env.clock, batches=room) for _ in range(3)]
+        sessions = [FrameSession(backend, env.clock, batches=room) for _ in range(3)]
         backend.hold()
         for session in sessions:
             session.accept(reading_batch(1))
@@ -153,7 +153,7 @@ async def test_batches_under_way_may_only_read_so_much_over_all_callers(tmp_path
 
 async def test_a_stream_that_is_not_read_begins_no_batches_that_read(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock, 1000)
+        session = FrameSession(backend, env.clock, 1000)
         write = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"x" * 2000], codes=[kv_pb2.PUT])
         session.accept(kv_pb2.Frame(lanes=[write]))
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
@@ -167,7 +167,7 @@ async def test_a_stream_that_is_not_read_begins_no_batches_that_read(tmp_path: P
 
 async def test_a_frame_whose_numbers_cannot_be_answered_is_refused_and_nothing_of_it_is_done(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         good = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"value"], codes=[kv_pb2.PUT])
         far = kv_pb2.Lane(first=2**64 - 1, keys=[b"a", b"b"], codes=[kv_pb2.GET] * 2)
         with pytest.raises(InvalidRequest):
@@ -184,7 +184,7 @@ async def test_a_lane_that_took_long_is_in_the_slow_log_with_the_first_key_and_t
     async with one_server(tmp_path) as (env, backend):
         slow = SlowLog(100)
         slow.limit_s = -1.0  # whatever it takes
-        session = Session(backend, env.clock, slow=slow)
+        session = FrameSession(backend, env.clock, slow=slow)
         lane = kv_pb2.Lane(first=1, partition="p1", keys=[b"a", b"b"], values=[b"1", b"2"], codes=[kv_pb2.PUT] * 2)
         session.accept(kv_pb2.Frame(lanes=[lane]))
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
@@ -201,7 +201,7 @@ def puts(count: int, ring_version: int = 0, timeout_ms: int = 0, value_bytes: in
     return brief.Frame(ring_version, timeout_ms, [lane])
 
 
-async def answers_to(session: Session, frame: brief.Frame) -> list[tuple[int, int]]:
+async def answers_to(session: FrameSession, frame: brief.Frame) -> list[tuple[int, int]]:
     session.accept(frame)
     await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
     answers = session.take_brief()
@@ -226,7 +226,7 @@ async def test_puts_of_a_lane_are_submitted_together_and_answered_as_one_by_one(
             monkeypatch.setattr(backend, "submit", counting)
             if not is_together:
                 monkeypatch.setattr("kvstore.server.grpc.session._are_puts", lambda ops: False)
-            found.append(await answers_to(Session(backend, env.clock), puts(30, value_bytes=value_bytes)))
+            found.append(await answers_to(FrameSession(backend, env.clock), puts(30, value_bytes=value_bytes)))
             assert len(partition.log.payloads) > 2 or value_bytes < 20_000
             calls.append(some)
     assert calls == [[30], [1] * 30]
@@ -239,13 +239,13 @@ async def test_puts_by_a_ring_that_is_not_known_yet_say_so(tmp_path: Path, monke
     async with one_server(tmp_path, 1) as (env, backend):
         rings, submit, later = [], backend.submit, backend.topology.ring.routed + 1
         monkeypatch.setattr(backend, "submit", lambda *each: rings.append(each[3]) or submit(*each))
-        await answers_to(Session(backend, env.clock), puts(3, later))
+        await answers_to(FrameSession(backend, env.clock), puts(3, later))
         assert rings == [later] * 3
 
 
 async def test_puts_whose_time_is_over_are_answered_once(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         backend.hold()
         session.accept(puts(5, timeout_ms=1))
         await asyncio.wait_for(session.wait_answers(), PATIENCE_S)
@@ -264,7 +264,7 @@ async def test_puts_whose_time_is_over_are_answered_once(tmp_path: Path) -> None
 async def test_reads_of_a_stream_that_has_ended_or_whose_time_is_over_need_not_be_done(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         backend.held_reads = []
-        ended, late = Session(backend, env.clock), Session(backend, env.clock)
+        ended, late = FrameSession(backend, env.clock), FrameSession(backend, env.clock)
         lane = kv_pb2.Lane(first=1, keys=[b"a", b"b"], codes=[kv_pb2.GET] * 2)
         ended.accept(kv_pb2.Frame(lanes=[lane]))
         late.accept(kv_pb2.Frame(lanes=[lane], timeout_ms=1))
@@ -293,7 +293,7 @@ async def test_single_writes_that_return_the_former_record_share_the_room_with_b
 ) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         room = BatchBudget(2 * VALUE_BYTES_MAX)
-        session = Session(backend, env.clock, batches=room)
+        session = FrameSession(backend, env.clock, batches=room)
         backend.hold()
         session.accept(replacing(1, code, 5))
         assert room.bytes == 2 * VALUE_BYTES_MAX
@@ -309,7 +309,7 @@ async def test_single_writes_that_return_the_former_record_share_the_room_with_b
 
 async def test_a_stream_that_is_not_read_begins_no_writes_that_return_records(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock, 1000)
+        session = FrameSession(backend, env.clock, 1000)
         write = kv_pb2.Lane(first=1, keys=[b"{key}0"], values=[b"x" * 2000], codes=[kv_pb2.PUT])
         session.accept(kv_pb2.Frame(lanes=[write]))
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)

@@ -20,8 +20,8 @@ from kvstore.server.grpc import session as sessions
 from kvstore.server.grpc import stream as streams
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStream, SessionStreams
-from kvstore.server.redis import door as door_module
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis import listener as resp_listener
+from kvstore.server.redis.listener import RespServer
 from tests.client.serving import refuse_peers
 from tests.server.backends import OneServer, one_server
 from tests.server.redis.door import Raw
@@ -376,8 +376,8 @@ async def test_a_server_that_stops_answers_what_is_under_way_on_a_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does for clients of Redis: each of those writes was of unknown outcome."""
-    monkeypatch.setattr(door_module, "CLOSE_S", PATIENCE_S)
-    monkeypatch.setattr(door_module, "CLOSE_LOOKS", int(100 * PATIENCE_S))
+    monkeypatch.setattr(resp_listener, "CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(resp_listener, "CLOSE_CHECKS", int(100 * PATIENCE_S))
     async with one_server(tmp_path, 1) as (env, backend):
         owner = SessionStreams(Sessions(backend, env.clock), "n1")
         door = RespServer(env, backend, Limits(), owner.accept, dict)

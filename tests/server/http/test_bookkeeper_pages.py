@@ -23,10 +23,10 @@ from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.registration import BookieRegistration
 from kvstore.meta.underreplication import Underreplication
 from kvstore.server.http import bookkeeper_pages
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from kvstore.types import BookieId, LedgerId
 from tests.meta.drivers import TestNursery
-from tests.server.http.test_door import Shown, fetch
+from tests.server.http.test_listener import Shown, fetch
 from tests.waiting import PATIENCE_S
 
 INFO = BookieSummary("b1", False, True, bookies=10, writable=6, readonly=3)
@@ -82,7 +82,7 @@ def node() -> Node:
 @pytest.fixture
 async def url(node: Node) -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(node, TcpTransport(), Beat())
+    door = HttpListener(node, TcpTransport(), Beat())
     await door.open(address)
     yield f"http://{address}"
     await door.close()

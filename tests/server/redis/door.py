@@ -12,7 +12,7 @@ from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.ports import Stream, StreamHandler, nothing_has_ended
 from kvstore.server.access.identities import Access
 from kvstore.server.config import Limits
-from kvstore.server.redis.door import Leave, RespServer
+from kvstore.server.redis.listener import Leave, RespServer
 from kvstore.server.redis.plans import CommandError
 from tests.server.backends import OneServer, one_server
 from tests.waiting import PATIENCE_S

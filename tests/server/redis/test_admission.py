@@ -13,7 +13,7 @@ from kvstore.server.peer import door as peer_door
 from kvstore.server.peer import server as peer_server
 from kvstore.server.peer.frames import FrameError
 from kvstore.server.peer.proof import Caller
-from kvstore.server.redis import door as resp_door
+from kvstore.server.redis import listener as resp_listener
 from kvstore.types import PartitionId, ServerId
 from tests.server.peer.test_peer import connect, echo, hello
 from tests.server.redis.door import Raw, redis_door
@@ -36,7 +36,7 @@ async def test_one_client_too_many_is_told_so_whatever_it_says(tmp_path: Path, w
 
 
 async def test_who_never_sent_a_command_gives_way_to_who_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resp_door, "SILENT_S", 0.0)
+    monkeypatch.setattr(resp_listener, "SILENT_S", 0.0)
     async with redis_door(tmp_path, limits=Limits(connections_max=3)) as door, AsyncExitStack() as stack:
         first, idle, _ = [await stack.enter_async_context(door.raw()) for _ in range(3)]
         await first.ask(packed(b"PING"), b"+PONG\r\n")
@@ -55,7 +55,7 @@ async def test_who_never_sent_a_command_gives_way_to_who_comes(tmp_path: Path, m
 async def test_so_many_more_are_looked_at_and_the_rest_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp_door, "SERVERS_MAX", 2)
+    monkeypatch.setattr(resp_listener, "SERVERS_MAX", 2)
     async with redis_door(tmp_path, limits=Limits(connections_max=1)) as door, AsyncExitStack() as stack:
         raws = [await stack.enter_async_context(door.raw()) for _ in range(6)]
         assert await raws[0].ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
@@ -84,7 +84,7 @@ async def test_a_crowd_of_clients_does_not_keep_other_servers_out(tmp_path: Path
 async def test_who_only_says_that_he_is_a_server_keeps_none_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp_door, "SERVERS_MAX", 4)
+    monkeypatch.setattr(resp_listener, "SERVERS_MAX", 4)
     monkeypatch.setattr(peer_door, "PROOF_S", 10 * PATIENCE_S)
     async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=1)) as cluster, AsyncExitStack() as stack:
         cluster["n2"].peers.serve(PartitionId("p1"), echo)
@@ -104,7 +104,7 @@ async def test_who_only_says_that_he_is_a_server_keeps_none_out(
 async def test_of_those_who_say_that_they_are_servers_the_address_with_the_most_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp_door, "SERVERS_MAX", 3)
+    monkeypatch.setattr(resp_listener, "SERVERS_MAX", 3)
     async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=1)) as cluster, AsyncExitStack() as stack:
         client = await stack.enter_async_context(cluster["n2"].redis())
         await client.ping()

@@ -24,7 +24,7 @@ from kvstore.namespaces import Namespace
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Level, Op, Sink
 from kvstore.server.config import Limits
-from kvstore.server.redis import door as resp_door
+from kvstore.server.redis import listener as resp_listener
 from kvstore.server.redis.parser import BULK_BYTES_MAX
 from kvstore.server.redis.pipeline import reply_queue
 from kvstore.server.redis.pipeline.pipeline import TOGETHER_MIN
@@ -363,7 +363,7 @@ async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
 async def test_incomplete_commands_are_bounded_over_all_connections(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp_door, "INPUT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(resp_listener, "INPUT_BYTES_MAX", 1 << 20)
     begun = b"*2\r\n$3\r\nGET\r\n$1000000\r\n" + b"x" * 500_000
     async with door.raw() as one, door.raw() as two:
         one.writer.write(begun + b"x" * 400_000)
@@ -388,7 +388,7 @@ async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connectio
         assert (await one.read_line()).startswith(b"-ERR transaction is too large")
         assert (await one.read_line()).startswith(b"-EXECABORT")
         assert door.server.statistics()["resp_input_bytes"] == 0
-        monkeypatch.setattr(resp_door, "INPUT_BYTES_MAX", 3_000_000)
+        monkeypatch.setattr(resp_listener, "INPUT_BYTES_MAX", 3_000_000)
         await one.ask(packed(b"MULTI") + packed(b"SET", b"{t}k", value) * 2, queued[:23])
         two.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}k", value))
         assert await one.read_to_end() == b"-ERR too many large commands at once\r\n", "the largest is closed"

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstore.server.redis import parser as redis_parser
-from kvstore.server.redis.parser import Parser, Unfit
+from kvstore.server.redis.parser import OversizedCommand, Parser
 
 arguments = st.one_of(
     st.binary(max_size=40),
@@ -141,8 +141,8 @@ def test_an_argument_that_is_too_large_is_skipped_and_the_next_command_is_read(s
     for place in range(0, len(data), step):
         found += parser.parse(data[place : place + step])
         held = max(held, len(parser.kept))
-    assert [type(each) for each in found] == [Unfit, list, Unfit]
-    assert isinstance(found[0], Unfit)
+    assert [type(each) for each in found] == [OversizedCommand, list, OversizedCommand]
+    assert isinstance(found[0], OversizedCommand)
     assert "too large an argument" in found[0].reason
     assert found[1] == [b"GET", b"k"]
     assert held <= step + 100
@@ -152,7 +152,7 @@ def test_a_command_that_is_too_large_as_a_whole_is_skipped() -> None:
     count = redis_parser.COMMAND_BYTES_MAX // (1 << 20) + 1
     parser = Parser()
     found = parser.parse(packed(b"MSET", *(b"x" * (1 << 20) for _ in range(count))) + packed(b"PING"))
-    assert isinstance(found[0], Unfit)
+    assert isinstance(found[0], OversizedCommand)
     assert "too large a command" in found[0].reason
     assert found[1:] == [[b"PING"]]
 
@@ -160,7 +160,7 @@ def test_a_command_that_is_too_large_as_a_whole_is_skipped() -> None:
 def test_a_command_of_too_many_arguments_is_skipped() -> None:
     parser = Parser()
     found = parser.parse(packed(*(b"k" for _ in range(redis_parser.ARGUMENTS_MAX + 1))) + packed(b"PING"))
-    assert isinstance(found[0], Unfit)
+    assert isinstance(found[0], OversizedCommand)
     assert found[1:] == [[b"PING"]]
 
 
@@ -175,20 +175,20 @@ def test_a_command_is_not_read_again_with_every_piece_of_it(
     """The bytes wait as they came, each header is looked at once as it comes and once when the command is complete.
     Else a client that sends one of many arguments at a time holds the event loop for milliseconds with each."""
     walks, headers = 0, 0
-    walk, see = Parser._walk, redis_parser._Ahead._see
+    walk, see = Parser._read_one, redis_parser._PartialCommand._see
 
     def counted_walk(self: Parser, data: bytes, pos: int, found: list[list[bytes]]) -> int | None:
         nonlocal walks
         walks += pos == 0
         return walk(self, data, pos, found)
 
-    def counted_see(self: redis_parser._Ahead, header: bytearray, end: int) -> bool:
+    def counted_see(self: redis_parser._PartialCommand, header: bytearray, end: int) -> bool:
         nonlocal headers
         headers += 1
         return see(self, header, end)
 
-    monkeypatch.setattr(Parser, "_walk", counted_walk)
-    monkeypatch.setattr(redis_parser._Ahead, "_see", counted_see)
+    monkeypatch.setattr(Parser, "_read_one", counted_walk)
+    monkeypatch.setattr(redis_parser._PartialCommand, "_see", counted_see)
     data = packed(*words)
     parser = Parser()
     pieces = [data[place : place + step] for place in range(0, len(data), step)]
@@ -208,8 +208,8 @@ def test_what_the_walk_finds_incomplete_is_not_walked_before_it_can_be_complete(
     """Else each byte more has all of it walked again: three a second held the event loop of a node."""
     data = b"*3\r\n" + rest
     try:
-        end = Parser()._walk(data, 0, [])
+        end = Parser()._read_one(data, 0, [])
     except redis_parser.ProtocolError:
         return
     if end is None:
-        assert redis_parser._Ahead().is_incomplete(bytearray(data))
+        assert redis_parser._PartialCommand().is_incomplete(bytearray(data))

@@ -17,12 +17,12 @@ from kvstore.namespaces import Namespace
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.server.config import Limits
-from kvstore.server.redis import door as resp_door
+from kvstore.server.redis import listener as resp_listener
 from kvstore.server.redis.commands.asking import ask_partitions
 from kvstore.server.redis.connection import RespConnection
 from kvstore.server.redis.pipeline import reply_memory, reply_queue
 from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
-from kvstore.server.redis.pipeline.reply_memory import LOOK_S, PATIENCE_S, REFUSE_S, ReplyMemory
+from kvstore.server.redis.pipeline.reply_memory import CHECK_S, PATIENCE_S, REFUSE_S, ReplyMemory
 from kvstore.types import PartitionId
 from tests.server.redis.door import Door, Raw, redis_door
 from tests.server.redis.test_connection import bulk
@@ -97,7 +97,7 @@ def test_what_is_written_meanwhile_is_seen_when_there_seems_to_be_no_room() -> N
     assert room.take(other, 60)
     other.held_bytes, one.held_bytes = 60, 0
     assert not room.take(one, 60), "it has just been looked at"
-    time.now += LOOK_S
+    time.now += CHECK_S
     assert room.take(one, 40)
 
 
@@ -109,10 +109,10 @@ def test_who_waits_goes_on_in_order_as_far_as_there_is_room() -> None:
     room.wait(first, 60)
     room.wait(second, 10)
     holder.held_bytes = 50
-    room.look()
+    room.check()
     assert first.heard == second.heard == [], "the second would fit, but it came later"
     holder.held_bytes = 40
-    room.look()
+    room.check()
     assert first.heard == ["resume"]
     assert second.heard == ["resume"]
     assert not room.is_awaited
@@ -129,7 +129,7 @@ def test_commands_with_many_values_leave_room_for_those_with_one(monkeypatch: py
     single.held_bytes = 10
     room.wait(waiting, 20)
     room.wait(single, 10)
-    room.look()
+    room.check()
     assert waiting.heard == []
     assert single.heard == ["resume"], "it does not wait behind what needs more"
 
@@ -142,10 +142,10 @@ def test_slow_readers_are_closed_when_others_have_waited_and_only_as_many_as_are
         assert room.take(each, each.held_bytes)
     room.wait(waiting, 10)
     time.now = PATIENCE_S
-    room.look()
+    room.check()
     assert waiting.heard == large.heard == []
-    time.now = 2 * PATIENCE_S + LOOK_S
-    room.look()
+    time.now = 2 * PATIENCE_S + CHECK_S
+    room.check()
     assert (small.heard, large.heard, reading.heard, waiting.heard) == ([], ["abort"], [], ["resume"])
     assert room.closed == 1
 
@@ -155,8 +155,8 @@ def test_what_waits_for_room_that_nobody_gives_is_refused_in_the_end() -> None:
     room, reading, waiting = ReplyMemory(time, 100), Connection(100), Connection()
     assert room.take(reading, 100)
     room.wait(waiting, 10)
-    time.now = REFUSE_S + LOOK_S
-    room.look()
+    time.now = REFUSE_S + CHECK_S
+    room.check()
     assert waiting.heard == ["refuse"]
     assert reading.heard == []
 
@@ -343,8 +343,8 @@ async def test_room_for_a_transaction_is_free_when_it_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not with the next look at what is held: a node did some 150 transactions that read in a second."""
-    monkeypatch.setattr(reply_memory, "LOOK_S", 1_000.0)
-    monkeypatch.setattr(resp_door, "LOOK_S", 1_000.0)
+    monkeypatch.setattr(reply_memory, "CHECK_S", 1_000.0)
+    monkeypatch.setattr(resp_listener, "CHECK_S", 1_000.0)
     begun = packed(b"MULTI") + packed(b"GET", b"k") * 4 + packed(b"SET", b"{k}n", b"v") + packed(b"EXEC")
     queued, answer = b"+OK\r\n" + b"+QUEUED\r\n" * 5, b"*5\r\n" + bulk(b"v") * 4 + b"+OK\r\n"
     async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:

@@ -20,7 +20,7 @@ from kvstore.server.access.identities import Access
 from kvstore.server.cluster.topology import Member
 from kvstore.server.redis.commands import lock_scripts as scripts
 from kvstore.server.redis.commands import rewrite
-from kvstore.server.redis.commands.cluster import SLOTS, shares
+from kvstore.server.redis.commands.cluster import SLOTS, slot_ranges
 from kvstore.types import ServerId
 from tests.server.access.tables import table
 from tests.server.redis.door import Door, redis_door
@@ -245,7 +245,7 @@ class At:
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_every_slot_is_one_servers(count: int) -> None:
     servers = {ServerId(f"n{number}"): At(f"[::1]:{7000 + number}") for number in range(count)}
-    found = shares(servers, ServerId("n0"))
+    found = slot_ranges(servers, ServerId("n0"))
     assert [slot for share in found for slot in range(share.first, share.last + 1)] == list(range(SLOTS))
     assert [share.is_here for share in found] == [True] + [False] * (count - 1)
     assert {share.host for share in found} == {b"::1"}

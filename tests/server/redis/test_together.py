@@ -190,7 +190,7 @@ async def test_what_is_answered_at_once_and_not_read_is_counted(door: Door) -> N
     while not connection.replies.is_full:
         connection.data_received(packed(b"GET", b"k"))
         await asyncio.sleep(0)
-    door.server.reply_memory.look()
+    door.server.reply_memory.check()
     assert door.server.reply_memory.bytes >= len(stream.written) > stream.high
 
 

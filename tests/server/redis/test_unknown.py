@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.server.access.identities import Access
 from kvstore.server.config import Limits
-from kvstore.server.redis import door as resp_door
+from kvstore.server.redis import listener as resp_listener
 from tests.server.access.tables import table
 from tests.server.redis.door import Door, Raw, redis_door
 from tests.server.redis.test_access import OFF, line_of
@@ -35,7 +35,7 @@ async def unknown(stack: AsyncExitStack, door: Door) -> Raw:
 async def test_strangers_have_half_of_the_places_and_the_oldest_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp_door, "UNKNOWN_SURE_S", 0.0)
+    monkeypatch.setattr(resp_listener, "LOGIN_SURE_S", 0.0)
     limits = Limits(connections_max=8)
     async with redis_door(tmp_path, access=Access(table()), limits=limits) as door, AsyncExitStack() as stack:
         users = [await known(stack, door) for _ in range(3)]
@@ -52,7 +52,7 @@ async def test_strangers_have_half_of_the_places_and_the_oldest_gives_way(
 
 
 async def test_connection_of_another_network_keeps_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resp_door, "UNKNOWN_SURE_S", 0.0)
+    monkeypatch.setattr(resp_listener, "LOGIN_SURE_S", 0.0)
     limits = Limits(connections_max=8)
     async with redis_door(tmp_path, access=Access(table()), limits=limits) as door, AsyncExitStack() as stack:
         first = await unknown(stack, door)
@@ -65,8 +65,8 @@ async def test_connection_of_another_network_keeps_its_slot(tmp_path: Path, monk
 
 
 async def test_who_has_just_come_has_time_for_his_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resp_door, "UNKNOWN_SURE_S", 1000.0)
-    monkeypatch.setattr(resp_door, "SERVERS_MAX", 0)
+    monkeypatch.setattr(resp_listener, "LOGIN_SURE_S", 1000.0)
+    monkeypatch.setattr(resp_listener, "SERVERS_MAX", 0)
     limits = Limits(connections_max=4)
     async with redis_door(tmp_path, access=Access(table()), limits=limits) as door, AsyncExitStack() as stack:
         first, _ = await unknown(stack, door), await unknown(stack, door)
@@ -104,12 +104,12 @@ async def test_a_large_command_that_comes_with_a_login_waits_for_it(tmp_path: Pa
 async def test_strangers_whose_logins_are_being_checked_give_way_to_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp_door, "INPUT_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr(resp_listener, "INPUT_BYTES_MAX", 1_000_000)
     large = packed(b"SET", b"t/a", b"v" * 600_000)
     async with redis_door(tmp_path, access=Access(table())) as door:
         user, _ = unread(door)
         user.data_received(packed(b"AUTH", b"tenant", b"secret"))
-        await wait_until(lambda: is_true(not user.is_unknown()), what="the user has logged in")
+        await wait_until(lambda: is_true(not user.is_unauthenticated()), what="the user has logged in")
         strangers = [unread(door)[0] for _ in range(4)]
         for each in strangers:
             each.data_received(packed(b"AUTH", b"tenant", b"wrong") + large[:240_000])

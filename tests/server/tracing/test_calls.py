@@ -14,13 +14,13 @@ from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
 from kvstore.env.transport import TcpTransport
 from kvstore.partition.state.commands import put
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from kvstore.server.routing.ask import ask
 from kvstore.server.tracing import calls
 from kvstore.server.tracing.calls import PAGES, TracedPages
 from kvstore.server.tracing.open import backend_of_calls
 from tests.server.backends import one_server
-from tests.server.http.test_door import Shown
+from tests.server.http.test_listener import Shown
 from tests.server.tracing.kept import Kept, traces
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-"
@@ -96,7 +96,7 @@ async def test_a_strangers_words_are_no_names(method: str, path: str, name: str)
 
 
 def test_every_page_of_the_http_door_is_a_name() -> None:
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
+    door = HttpListener(Shown(), TcpTransport(), Beat())
     assert {path.strip("/").split("/")[0] for path in door.paths()} == set(PAGES)
 
 

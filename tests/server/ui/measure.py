@@ -24,12 +24,12 @@ from kvstore.meta.registration import Bookies
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
 from kvstore.ring.builder import new_ring
 from kvstore.server.cluster.topology import ClusterTopology, Member
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.overview import Survey, report_of_cluster
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import BookieId, PartitionId, ServerId
 from tests.browser import CHROMIUM, tab_of
-from tests.server.http.test_door import Shown
+from tests.server.http.test_listener import Shown
 
 SERVERS = tuple(ServerId(f"n{number}") for number in (1, 2, 3))
 LOADED_MS = "performance.getEntriesByType('navigation')[0].loadEventEnd"
@@ -85,7 +85,7 @@ class Made:
 async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
     """Lines of figures."""
     address, nursery = f"127.0.0.1:{free_port()}", TaskNursery("measure")
-    door, made = HttpDoor(Shown(), TcpTransport(), Beat()), Made(partitions)
+    door, made = HttpListener(Shown(), TcpTransport(), Beat()), Made(partitions)
     door.dashboard = Dashboard(nursery, made, made, door.pages)
     door.dashboard.start()
     await door.open(address)

@@ -18,12 +18,12 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
 from kvstore.errors import InvalidRequest
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from kvstore.server.ui import dashboard as module
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from kvstore.server.ui.pages import POLICY
-from tests.server.http.test_door import Shown
+from tests.server.http.test_listener import Shown
 from tests.server.ui.test_view import Elements, judged, loaded
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -78,7 +78,7 @@ class Turned:
 
 
 class Opened:
-    def __init__(self, door: HttpDoor, made: Made, url: str) -> None:
+    def __init__(self, door: HttpListener, made: Made, url: str) -> None:
         self.door, self.made, self.url = door, made, url
 
 
@@ -86,7 +86,7 @@ class Opened:
 async def opened() -> AsyncIterator[Opened]:
     address = f"127.0.0.1:{free_port()}"
     nursery = TaskNursery("test")
-    door, made = HttpDoor(Shown(), TcpTransport(), Beat()), Made()
+    door, made = HttpListener(Shown(), TcpTransport(), Beat()), Made()
     door.dashboard = Dashboard(nursery, made, made, door.pages)
     door.dashboard.start()
     await door.open(address)
@@ -186,7 +186,7 @@ async def test_a_stream_ends_when_its_user_may_not_see_it_any_more(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LIVE_S", 0.01)
-    opened.door.doorman = Turned(3)
+    opened.door.authenticator = Turned(3)
     async with asyncio.timeout(PATIENCE_S):
         answer, text = await fetch(f"{opened.url}/ui/live")
         assert (answer.status, text.count("event: live")) == (200, 2)
@@ -206,13 +206,13 @@ async def test_a_page_that_takes_nothing_gives_its_place_to_another(
     monkeypatch.setattr(module, "STREAMS_MAX", 1)
     monkeypatch.setattr(module, "LIVE_S", 0.0)
     monkeypatch.setattr(module, "READER_S", 0.5)
-    has_place, tell = asyncio.Event(), module._tell
+    has_place, tell = asyncio.Event(), module._send
 
     async def told(*given: Any) -> None:
         has_place.set()
         await tell(*given)
 
-    monkeypatch.setattr(module, "_tell", told)
+    monkeypatch.setattr(module, "_send", told)
     host, _, port = opened.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as asks:
         asks.sendall(b"GET /ui/live HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -10,7 +10,7 @@ import pytest
 from kvstore.cli.status.views import bookie_document
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.server.status.health import findings_of, health_of
-from kvstore.server.ui.history import SAMPLES, History
+from kvstore.server.ui.history import SAMPLES, LoadHistory
 from kvstore.server.ui.picture import line_of, ring_of
 from kvstore.server.ui.view import BOOKIE_COLUMNS, NODE_COLUMNS, live_of, page_of, shape_of
 from kvstore.server.ui.words import key, parts, rate, size, span, took
@@ -33,7 +33,7 @@ def loaded() -> ClusterReport:
 
 def cells(report: ClusterReport, table: str) -> dict[str, str]:
     """The rows of a table as text, by their headings."""
-    rows: list[list[Any]] = page_of(report, History())[table]["rows"]
+    rows: list[list[Any]] = page_of(report, LoadHistory())[table]["rows"]
     return {row[0].text: " | ".join(cell.text for cell in row[1:]) for row in rows}
 
 
@@ -50,7 +50,7 @@ def test_a_silent_node_is_shown_with_the_reason_and_its_last_known_leads() -> No
 def test_a_partition_that_has_retired_is_not_shown_as_one_that_nobody_serves() -> None:
     report = loaded()
     report.partitions.add(id="p0", state="retired")
-    page = page_of(judged(report), History())
+    page = page_of(judged(report), LoadHistory())
     assert "not served" not in cells(report, "partitions")["p0"]
     [row] = [each for each in page["partitions"]["rows"] if each[0].text == "p0"]
     assert "bad" not in [cell.tone for cell in row]
@@ -63,7 +63,7 @@ def test_a_partition_that_has_retired_is_not_shown_as_one_that_nobody_serves() -
 def test_the_verdict_is_that_of_the_health_rules() -> None:
     report = loaded()
     silent(report, 2)
-    page = page_of(judged(report), History())
+    page = page_of(judged(report), LoadHistory())
     assert (page["grade"], page["health"]) == ("DOWN", report.health.text)
     assert [each["reason"] for each in page["findings"]] == [each.reason for each in report.findings]
 
@@ -90,9 +90,9 @@ def test_a_stuck_move_is_shown_with_its_progress() -> None:
         "8": "p1 → p3 | copying | 50% | 2 min | 1 | it goes on",
         "9": "p1 → p3 | planned | ? | not known | 0 | waits for its turn",
     }
-    assert "to go" not in page_of(report, History())["moves"]["note"]
+    assert "to go" not in page_of(report, LoadHistory())["moves"]["note"]
     report.ring.moves[0].stuck = ""
-    assert ", some 10 min to go" in page_of(report, History())["moves"]["note"]
+    assert ", some 10 min to go" in page_of(report, LoadHistory())["moves"]["note"]
 
 
 def test_latencies_are_shown_at_their_node_and_kept_fresh() -> None:
@@ -102,7 +102,7 @@ def test_latencies_are_shown_at_their_node_and_kept_fresh() -> None:
     assert "256 µs, 4.1 ms | none | none" in cells(report, "nodes")["n1"]
     assert "| ? | ? | ? |" in cells(report, "nodes")["n3"]
     assert live_of(report)["cells"]["get n1"] == "256 µs, 4.1 ms"
-    rows = page_of(report, History())["nodes"]["rows"]
+    rows = page_of(report, LoadHistory())["nodes"]["rows"]
     assert [cell.live for cell in rows[0] if cell.live] == ["get n1", "put n1", "session n1"]
     assert all(len(row) == len(NODE_COLUMNS) for row in rows)
 
@@ -121,7 +121,7 @@ def test_missing_copies_are_shown_at_their_bookie_and_in_sum_as_the_leaders_see_
     report = judged(loaded())
     report.partitions[0].lead.ledgers_lacking_copies = 2
     report.bookies[2].lacking_ledgers = 2
-    page = page_of(report, History())
+    page = page_of(report, LoadHistory())
     place = BOOKIE_COLUMNS.index("lacking copies")
     assert [row[place].text for row in page["bookies"]["rows"]] == ["0", "0", "2"]
     assert page["bookies"]["note"].startswith(
@@ -156,7 +156,7 @@ def test_a_page_learns_that_more_than_numbers_has_changed() -> None:
 
 def test_the_numbers_that_are_kept_fresh_are_those_of_the_page() -> None:
     report = judged(loaded())
-    live, page = live_of(report), page_of(report, History())
+    live, page = live_of(report), page_of(report, LoadHistory())
     assert live["numbers"] == {each["id"]: each["text"] for each in page["tiles"]}
     assert {"load p1": "300/s", "load p2": "100/s"}.items() <= live["cells"].items()
     named = {cell.live for table in ("nodes", "partitions") for row in page[table]["rows"] for cell in row} - {""}
@@ -164,8 +164,8 @@ def test_the_numbers_that_are_kept_fresh_are_those_of_the_page() -> None:
     assert (live["health"], live["changed"]) == (page["health"], page["shape"])
 
 
-def sampled(count: int) -> History:
-    history = History()
+def sampled(count: int) -> LoadHistory:
+    history = LoadHistory()
     for number in range(count):
         report = NodeReport()
         report.replicas.add().lead.ops_per_s = number
@@ -223,7 +223,7 @@ class Elements(HTMLParser):
 
 def test_namespaces_are_shown_with_what_they_use_and_refuse() -> None:
     report = judged(loaded())
-    assert page_of(report, History())["namespaces"]["rows"] == []
+    assert page_of(report, LoadHistory())["namespaces"]["rows"] == []
     shop = report.namespaces.add(name="shop", prefix=b"shop/\xff<b>", keys=920, bytes=2048)
     limits = shop.limits
     limits.keys_max, limits.bytes_max, limits.ops_per_s, limits.ttl_ms = 1000, 1 << 20, 5000, 3_600_000

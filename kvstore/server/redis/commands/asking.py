@@ -9,7 +9,7 @@ from kvstore.access import Right
 from kvstore.errors import Unavailable
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Op
-from kvstore.server.access.audit import Caller
+from kvstore.server.access.audit import CallAuthor
 from kvstore.server.redis.commands.performer import Performer
 from kvstore.server.redis.commands.rewrite import Ask
 from kvstore.server.redis.commands.row import Alone
@@ -60,7 +60,7 @@ def rewriting(command: Rewriting, value_bytes: int = VALUE_BYTES_MAX) -> Alone:
 def change(performer: Performer, call: str, work: Callable[[], Awaitable[bytes]]) -> None:
     """Carry out an administrative change. `work` returns the reply."""
     identity = performer.session.identity
-    by = Caller("" if identity is None else identity.who, performer.client.address)
+    by = CallAuthor("" if identity is None else identity.who, performer.client.address)
     performer.run_alone(performer.server.changes.make(by, call, work))
 
 

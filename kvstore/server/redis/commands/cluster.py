@@ -25,7 +25,7 @@ from kvstore.types import ServerId
 SLOTS = 1 << 14
 
 
-class Share(NamedTuple):
+class SlotRange(NamedTuple):
     """A server and its slots, `first` to `last`."""
 
     first: int
@@ -37,7 +37,7 @@ class Share(NamedTuple):
     is_here: bool
 
 
-def shares(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[Share]:
+def slot_ranges(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[SlotRange]:
     """Return the share of each server; every slot is in one of them. Raises CommandError if no server is known."""
     if not servers:
         raise CommandError("CLUSTERDOWN no server is known yet")
@@ -45,7 +45,7 @@ def shares(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[Share]
     for number, (server, endpoints) in enumerate(sorted(servers.items())):
         host, _, port = endpoints.resp.rpartition(":")
         first, last = SLOTS * number // len(servers), SLOTS * (number + 1) // len(servers) - 1
-        found.append(Share(first, last, _id_of(server), host.strip("[]").encode(), int(port), server == here))
+        found.append(SlotRange(first, last, _id_of(server), host.strip("[]").encode(), int(port), server == here))
     return found
 
 
@@ -53,11 +53,11 @@ def _cluster(performer: Performer, words: Words) -> bytes:
     servers, here = performer.server.backend.topology.servers, performer.server.id
     match words[1].upper(), len(words):
         case b"SLOTS", 2:
-            return replies.array(map(_slots, shares(servers, here)))
+            return replies.array(map(_slots, slot_ranges(servers, here)))
         case b"SHARDS", 2:
-            return replies.array(_shard(each, performer.session.protocol) for each in shares(servers, here))
+            return replies.array(_shard(each, performer.session.protocol) for each in slot_ranges(servers, here))
         case b"NODES", 2:
-            return replies.bulk(b"".join(map(_line, shares(servers, here))))
+            return replies.bulk(b"".join(map(_line, slot_ranges(servers, here))))
         case b"INFO", 2:
             return replies.bulk(_info(len(servers)))
         case b"MYID", 2:
@@ -75,28 +75,28 @@ def _id_of(server: ServerId) -> bytes:
     return hashlib.sha1(server.encode(), usedforsecurity=False).hexdigest().encode()
 
 
-def _slots(share: Share) -> bytes:
-    node = [replies.bulk(share.host), replies.number(share.port), replies.bulk(share.id), replies.array([])]
-    return replies.array([replies.number(share.first), replies.number(share.last), replies.array(node)])
+def _slots(server: SlotRange) -> bytes:
+    node = [replies.bulk(server.host), replies.number(server.port), replies.bulk(server.id), replies.array([])]
+    return replies.array([replies.number(server.first), replies.number(server.last), replies.array(node)])
 
 
-def _shard(share: Share, protocol: int) -> bytes:
+def _shard(server: SlotRange, protocol: int) -> bytes:
     node = {
-        b"id": replies.bulk(share.id),
-        b"port": replies.number(share.port),
-        b"ip": replies.bulk(share.host),
-        b"endpoint": replies.bulk(share.host),
+        b"id": replies.bulk(server.id),
+        b"port": replies.number(server.port),
+        b"ip": replies.bulk(server.host),
+        b"endpoint": replies.bulk(server.host),
         b"role": replies.bulk(b"master"),
         b"replication-offset": replies.ZERO,
         b"health": replies.bulk(b"online"),
     }
-    slots = replies.array([replies.number(share.first), replies.number(share.last)])
+    slots = replies.array([replies.number(server.first), replies.number(server.last)])
     return replies.mapping({b"slots": slots, b"nodes": replies.array([replies.mapping(node, protocol)])}, protocol)
 
 
-def _line(share: Share) -> bytes:
-    flags = b"myself,master" if share.is_here else b"master"
-    values = (share.id, share.host, share.port, share.port, flags, share.first, share.last)
+def _line(server: SlotRange) -> bytes:
+    flags = b"myself,master" if server.is_here else b"master"
+    values = (server.id, server.host, server.port, server.port, flags, server.first, server.last)
     return b"%b %b:%d@%d %b - 0 0 0 connected %d-%d\n" % values
 
 

@@ -10,7 +10,7 @@ from kvstore.server.redis.commands.row import OPTIONS_MAX, Alone, Command, Famil
 from kvstore.server.redis.gate import NOAUTH_HELLO, Need
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError, Context, Plan, Reply, integer
-from kvstore.server.redis.session import REDIS_VERSION, Session
+from kvstore.server.redis.session import REDIS_VERSION, RespSession
 
 DEFAULT_USER = "default"
 """The user of an AUTH with a password alone, and of every client where the cluster does not authenticate clients."""
@@ -49,7 +49,7 @@ def _hello(performer: Performer, words: Words) -> None:
     return performer.replies.reply(reply)
 
 
-def _greet(session: Session, words: Words, *, is_checked: bool) -> bytes:
+def _greet(session: RespSession, words: Words, *, is_checked: bool) -> bytes:
     """Choose the protocol version of HELLO and return the reply, which is in the new version. `is_checked`: True if the
     user and password that it may carry are known to be right. Raises CommandError."""
     protocol, at = session.protocol, 1
@@ -96,7 +96,7 @@ async def _log_in(performer: Performer, credentials: tuple[str, bytes], hello: W
         raise CommandError(f"{word} {error}") from None
     reply = replies.OK if hello is None else _greet(performer.session, hello, is_checked=True)
     performer.guard(identity)
-    performer.client.entered()
+    performer.client.authenticated()
     if hello is not None:
         performer.replies.use_protocol(performer.session.protocol)
     return reply
@@ -159,7 +159,7 @@ def _client(performer: Performer, words: Words) -> None:
         performer.replies.reply(_of_client(performer.session, words, performer.client.address))
 
 
-def _of_client(session: Session, words: Words, address: str) -> bytes:
+def _of_client(session: RespSession, words: Words, address: str) -> bytes:
     """Carry out a CLIENT subcommand that clients send by themselves."""
     match words[1].upper(), len(words):
         case b"SETNAME", 3:

@@ -12,13 +12,13 @@ from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.partition.state.traits import check_options
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import rewriting
-from kvstore.server.redis.commands.rewrite import Ask, Found, Rewrite, rewrite
+from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
 from kvstore.server.redis.commands.row import (
     ALL_KEYS,
     OPTIONS_MAX,
     TWO_KEYS,
     Family,
-    Keys,
+    KeyPositions,
     reads,
     subcommands,
     writes,
@@ -180,7 +180,7 @@ async def rename(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
     source, target, only_new = check_key(words[1]), check_key(words[2]), words[0].upper() == b"RENAMENX"
     check_one_owner((source, target), owner_of)
 
-    def decide(found: Found) -> Rewrite | bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         if not found.version:
             raise CommandError("ERR no such key")
         if source == target:
@@ -206,7 +206,7 @@ async def copy(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
         raise CommandError("ERR source and destination objects are the same")
     check_one_owner((source, target), owner_of)
 
-    def decide(found: Found) -> Rewrite | bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         if not found.version or (found.is_other_there and not replaces):
             return replies.ZERO
         check = commands.check(source, _IF_VERSION, found.version)
@@ -217,14 +217,14 @@ async def copy(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
 
 
 # docs/protocol.md N4
-def _moved(found: Found, target: bytes, flags: int) -> tuple[Op, ...]:
+def _moved(found: KeyState, target: bytes, flags: int) -> tuple[Op, ...]:
     """Write the value that was found under another key, with its expiry. A value without an expiry stays without one,
     whatever default the namespace gives to new keys."""
     put = commands.put(target, found.value, found.expires_ms, flags)
     return (put,) if found.expires_ms else (put, commands.expire(target, 0))
 
 
-_SECOND = Keys(2, 2, 1)
+_SECOND = KeyPositions(2, 2, 1)
 _SPLIT = "Split among partitions, and not atomic across them."
 _REREAD = (
     "Both keys must be in one partition, else the reply is CROSSSLOT. It reads, and writes if no other client has "

@@ -16,7 +16,7 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Op
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands.rewrite import Ask, Found, Rewrite, rewrite
+from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError, integer
 
@@ -50,25 +50,25 @@ async def extend(ask: Ask, key: bytes, arguments: Words) -> bytes:
     if from_now != b"0":
         return await _renew(ask, key, token, more_ms, is_ending=True)
 
-    def later(found: Found) -> Op | None:
+    def later(found: KeyState) -> Op | None:
         return _again(key, found, found.expires_ms + more_ms, 0) if found.expires_ms else None
 
     return await _if_holder(ask, key, token, later)
 
 
 async def _renew(ask: Ask, key: bytes, token: bytes, ms: int, *, is_ending: bool = False) -> bytes:
-    def renewed(found: Found) -> Op | None:
+    def renewed(found: KeyState) -> Op | None:
         return None if is_ending and not found.expires_ms else _again(key, found, ms, _RELATIVE_TTL)
 
     return await _if_holder(ask, key, token, renewed)
 
 
-def _again(key: bytes, found: Found, expires_ms: int, flags: int) -> Op:
+def _again(key: bytes, found: KeyState, expires_ms: int, flags: int) -> Op:
     return commands.put(key, found.value, expires_ms, _IF_VERSION | flags, found.version)
 
 
-async def _if_holder(ask: Ask, key: bytes, token: bytes, make: Callable[[Found], Op | None]) -> bytes:
-    def decide(found: Found) -> Rewrite | bytes:
+async def _if_holder(ask: Ask, key: bytes, token: bytes, make: Callable[[KeyState], Op | None]) -> bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         op = make(found) if found.version and found.value == token else None
         return replies.ZERO if op is None else Rewrite((op,), replies.ONE)
 

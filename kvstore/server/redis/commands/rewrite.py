@@ -20,7 +20,7 @@ ATTEMPTS_MAX = 64
 ABSENT = Record(b"", 0, 0, 0, 0)
 
 
-class Found(NamedTuple):
+class KeyState(NamedTuple):
     """The key as it was read. Version 0: it is absent."""
 
     value: bytes
@@ -37,7 +37,7 @@ class Rewrite(NamedTuple):
     reply: bytes
 
 
-async def rewrite(ask: Ask, key: bytes, decide: Callable[[Found], Rewrite | bytes], other: bytes = b"") -> bytes:
+async def rewrite(ask: Ask, key: bytes, decide: Callable[[KeyState], Rewrite | bytes], other: bytes = b"") -> bytes:
     """Read the key, decide, and write the decision if the key is unchanged, else start again. If `decide` returns
     bytes, these are the reply, and nothing is written. Raises CommandError, StoreError, and Overloaded if other clients
     change the key each time."""
@@ -45,7 +45,7 @@ async def rewrite(ask: Ask, key: bytes, decide: Callable[[Found], Rewrite | byte
     for _ in range(ATTEMPTS_MAX):
         record, about_other = await ask(look)
         value, version, _, _, expires_ms = record or ABSENT
-        decided = decide(Found(value, version, expires_ms, about_other is not None))
+        decided = decide(KeyState(value, version, expires_ms, about_other is not None))
         if isinstance(decided, bytes):
             return decided
         try:

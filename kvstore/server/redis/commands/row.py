@@ -33,7 +33,7 @@ class InMulti(Enum):
     """It is refused, and EXEC discards the transaction."""
 
 
-class Keys(NamedTuple):
+class KeyPositions(NamedTuple):
     """Places of a command's keys among its words: the first, the last (negative: from the end), and the step between
     them. All 0: the command names no keys, or their places depend on its words."""
 
@@ -42,8 +42,13 @@ class Keys(NamedTuple):
     step: int = 0
 
 
-ONE_KEY, TWO_KEYS, ALL_KEYS, PAIRS = Keys(1, 1, 1), Keys(1, 2, 1), Keys(1, -1, 1), Keys(1, -1, 2)
-NO_KEYS = Keys()
+ONE_KEY, TWO_KEYS, ALL_KEYS, PAIRS = (
+    KeyPositions(1, 1, 1),
+    KeyPositions(1, 2, 1),
+    KeyPositions(1, -1, 1),
+    KeyPositions(1, -1, 2),
+)
+NO_KEYS = KeyPositions()
 
 
 class Alone(NamedTuple):
@@ -75,7 +80,7 @@ class Command(NamedTuple):
     """The largest number of words; 0: any number."""
     need: Need | Callable[[Words], Need]
     """What the command needs of its user; a function if it depends on the subcommand."""
-    keys: Keys = NO_KEYS
+    keys: KeyPositions = NO_KEYS
     flag: str = ""
     """`readonly` or `write`, for clients that choose among nodes; empty if the command is about no keys."""
     differs: str = ""
@@ -119,14 +124,26 @@ class Family(NamedTuple):
 
 
 def reads(
-    name: str, summary: str, handler: Build | Alone, least: int, most: int, keys: Keys = ONE_KEY, differs: str = ""
+    name: str,
+    summary: str,
+    handler: Build | Alone,
+    least: int,
+    most: int,
+    keys: KeyPositions = ONE_KEY,
+    differs: str = "",
 ) -> Command:
     """Return the row of a command that reads the keys that it names."""
     return Command(name, summary, handler, least, most, Need.OPERATIONS, keys, "readonly", differs)
 
 
 def writes(
-    name: str, summary: str, handler: Build | Alone, least: int, most: int, keys: Keys = ONE_KEY, differs: str = ""
+    name: str,
+    summary: str,
+    handler: Build | Alone,
+    least: int,
+    most: int,
+    keys: KeyPositions = ONE_KEY,
+    differs: str = "",
 ) -> Command:
     """Return the row of a command that writes keys that it names."""
     return Command(name, summary, handler, least, most, Need.OPERATIONS, keys, "write", differs)

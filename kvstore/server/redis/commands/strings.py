@@ -15,7 +15,7 @@ from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.partition.state.traits import check_options
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import rewriting
-from kvstore.server.redis.commands.rewrite import Ask, Found, Rewrite, rewrite
+from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
 from kvstore.server.redis.commands.row import ALL_KEYS, OPTIONS_MAX, PAIRS, Family, reads, writes
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import (
@@ -195,7 +195,7 @@ async def set_range(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
     if part and offset + len(part) > VALUE_BYTES_MAX:
         raise CommandError(f"ERR value is too large: at most {VALUE_BYTES_MAX} bytes")
 
-    def decide(found: Found) -> Rewrite | bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         if not part:
             return replies.number(len(found.value))
         value = found.value[:offset].ljust(offset, b"\0") + part + found.value[offset + len(part) :]
@@ -208,7 +208,7 @@ async def increment_by_float(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes
     """INCRBYFLOAT key increment. It counts in decimals, so that the sum of 0.1 and 0.2 is 0.3."""
     key, increment = check_key(words[1]), _float(words[2])
 
-    def decide(found: Found) -> Rewrite | bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         total = _DIGITS.add(_float(found.value) if found.version else Decimal(0), increment)
         if total.adjusted() > FLOAT_DIGITS_MAX:
             raise CommandError(_NOT_FINITE)

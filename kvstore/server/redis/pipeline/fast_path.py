@@ -15,9 +15,9 @@ from kvstore.server.access.guard import all_begin_with
 from kvstore.server.redis import replies
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.pipeline.in_flight import InFlight
-from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, ReplyQueue, Server
+from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, PipelineServer, ReplyQueue
 from kvstore.server.redis.replies import Fmt
-from kvstore.server.redis.session import Session
+from kvstore.server.redis.session import RespSession
 
 GET_WORDS, SET_WORDS = frozenset((b"GET", b"get")), frozenset((b"SET", b"set"))
 """How clients write the two commands: go-redis and ioredis in small letters, most in capitals. Whatever is written
@@ -30,7 +30,7 @@ _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 class FastPath:
     """The fast paths of one connection."""
 
-    def __init__(self, server: Server, session: Session, sink: ReplyQueue, in_flight: InFlight) -> None:
+    def __init__(self, server: PipelineServer, session: RespSession, sink: ReplyQueue, in_flight: InFlight) -> None:
         self._server, self._session, self._sink, self._in_flight = server, session, sink, in_flight
         self._unguarded = server.backend
         self.readable: tuple[bytes, ...] | None = None

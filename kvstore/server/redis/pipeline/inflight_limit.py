@@ -19,7 +19,7 @@ FEW = 64
 """Operations of a small command. For a larger one, which may take megabytes, all operations of others count."""
 
 
-class Waiter(Protocol):
+class WaitingConnection(Protocol):
     """A connection with commands that wait."""
 
     def resume(self) -> None:
@@ -38,7 +38,7 @@ class InflightLimit:
         self.bytes = 0
         self.is_full = False
         self._commands_max, self._bytes_max = commands_max, bytes_max
-        self._waiting: dict[Waiter, None] = {}
+        self._waiting: dict[WaitingConnection, None] = {}
         self._is_waking = False
 
     def begin(self, commands: int, size: int, more: int = 0) -> None:
@@ -64,11 +64,11 @@ class InflightLimit:
         counted = self.commands if operations <= FEW else self.commands + self.more
         return self.bytes < self._bytes_max and counted < 2 * self._commands_max
 
-    def wait(self, waiter: Waiter) -> None:
+    def wait(self, waiter: WaitingConnection) -> None:
         """Wake the waiter when there is capacity."""
         self._waiting[waiter] = None
 
-    def forget(self, waiter: Waiter) -> None:
+    def forget(self, waiter: WaitingConnection) -> None:
         self._waiting.pop(waiter, None)
 
     def _wake(self) -> None:

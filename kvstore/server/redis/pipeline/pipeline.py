@@ -19,21 +19,18 @@ from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands import performer
+from kvstore.server.redis.commands.performer import CommandConnection
 from kvstore.server.redis.commands.row import Alone, InMulti
 from kvstore.server.redis.commands.table import known
-from kvstore.server.redis.gate import Gate
-from kvstore.server.redis.parser import Unfit, Words
-from kvstore.server.redis.pipeline import reply_queue
+from kvstore.server.redis.gate import CommandGate
+from kvstore.server.redis.parser import OversizedCommand, Words
 from kvstore.server.redis.pipeline.fast_path import PLAIN_WORDS, FastPath
 from kvstore.server.redis.pipeline.in_flight import InFlight
-from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
-from kvstore.server.redis.pipeline.latency import CommandLatency
-from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, Gather, ReplyQueue
+from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, Gather, PipelineServer, ReplyQueue
 from kvstore.server.redis.plans import BATCH, CommandError, Context, Plan, Reply, Several, Single, together, value_bytes
-from kvstore.server.redis.session import Session
+from kvstore.server.redis.session import RespSession
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +38,7 @@ TOGETHER_MIN = 4
 """Number of plain GETs or SETs from which it costs less to begin them in one call than one by one."""
 
 
-class Server(reply_queue.Server, performer.Server, Protocol):
-    """The server of the connection: kvstore.server.redis.door.RespServer."""
-
-    inflight_limit: InflightLimit
-    rounds: CommandLatency
-    access: Access
-
-    def now_ms(self) -> int: ...
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
-
-
-class Client(performer.Client, Protocol):
+class PipelineConnection(CommandConnection, Protocol):
     """The connection: kvstore.server.redis.connection.RespConnection."""
 
     def caught_up(self) -> None:
@@ -66,10 +52,10 @@ class Pipeline:
     stream: Stream
     """Set when the connection is made."""
 
-    def __init__(self, server: Server, session: Session, client: Client) -> None:
+    def __init__(self, server: PipelineServer, session: RespSession, client: PipelineConnection) -> None:
         self.server, self.session, self.client = server, session, client
         self.replies = ReplyQueue(server, session, flush=self.flush, resume=self.resume)
-        self.gate: Gate | None = None
+        self.gate: CommandGate | None = None
         """None where the cluster does not authenticate its clients."""
         self.waiting: deque[Words] = deque()
         """Commands that have been read and not begun."""
@@ -86,13 +72,13 @@ class Pipeline:
         self._resume_below: int | None = None
         """Number of commands in flight below which those that wait begin; None if none wait."""
 
-    def guard(self, identity: Identity | None) -> None:
+    def guard(self, identity: UserIdentity | None) -> None:
         """Apply the permissions of this user from now on; None: of a client that has not authenticated."""
         access, self.session.identity = self.server.access, identity
         self.gate, self.replies.backend, self._fast_path.readable = None, self.server.backend, None
         if access.is_on:
             who, address = identity or access.nobody, self.client.address
-            self.gate = Gate(access, who, address)
+            self.gate = CommandGate(access, who, address)
             if not who.may_do_every_operation():  # permissions are checked again after each change of the table
                 self.replies.backend = Guard(access, who, self.server.backend, address)
                 self._fast_path.readable = who.read
@@ -147,7 +133,7 @@ class Pipeline:
         """Begin any command. False if it has to wait: while the client does not read, every command has to."""
         if self.replies.is_full:
             return False
-        if isinstance(words, Unfit):
+        if isinstance(words, OversizedCommand):
             self.session.spoil()
             self.replies.reply(replies.error(f"ERR {words.reason}"))
             return True
@@ -265,7 +251,7 @@ class Pipeline:
         if self._resume_below is None and not self.replies.is_gone:
             self.client.caught_up()
 
-    def go_on(self) -> None:
+    def continue_reading(self) -> None:
         """Read more, because all commands that waited have begun."""
         if self.is_closing or self._is_ended:
             self.close_when_done()

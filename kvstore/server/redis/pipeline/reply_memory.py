@@ -13,7 +13,7 @@ from typing import Protocol
 
 SMALL_BYTES = 4 << 10
 """Replies up to this size are not counted before their client is slow: IN_FLIGHT_MAX of them are little."""
-LOOK_S = 0.02
+CHECK_S = 0.02
 """Between two looks at what connections still hold; in between only what comes is counted."""
 SINGLE_BYTES = 2 << 20
 """Bytes that a command with one value takes. Larger requests have three quarters of the room, so that all of it never
@@ -59,19 +59,19 @@ class ReplyMemory:
         self._now, self._bytes_max = now, bytes_max
         self._holders: dict[Holder, None] = {}
         self._waiting: dict[Holder, tuple[int, float]] = {}
-        self._counted_at = -LOOK_S
+        self._counted_at = -CHECK_S
         self._is_serving_soon = False
 
     @property
     def is_awaited(self) -> bool:
-        """Whether `look` should be called in LOOK_S."""
+        """Whether `look` should be called in CHECK_S."""
         return bool(self._waiting)
 
     def take(self, holder: Holder, size: int) -> bool:
         """Count `size` bytes in. False: there is no room. A holder that is alone always has room."""
         if not self._fits(size):
             now = self._now()
-            if now - self._counted_at >= LOOK_S:
+            if now - self._counted_at >= CHECK_S:
                 self._count(now)
             if not self._fits(size):
                 return False
@@ -95,7 +95,7 @@ class ReplyMemory:
         self.bytes += size
         if self.bytes > self._bytes_max:
             now = self._now()
-            if now - self._counted_at >= LOOK_S or self.bytes > 2 * self._bytes_max:
+            if now - self._counted_at >= CHECK_S or self.bytes > 2 * self._bytes_max:
                 self._count(now)
                 self._close(now, 0)
 
@@ -107,7 +107,7 @@ class ReplyMemory:
         self._waiting.pop(holder, None)
         self._holders.pop(holder, None)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Count what is held, and serve those that wait."""
         self._count(self._now())
         self.serve()

@@ -8,7 +8,7 @@ for the largest reply that it may have.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -18,12 +18,14 @@ from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Sink
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
+from kvstore.server.redis.commands.performer import CommandServer
+from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.latency import CommandLatency
 from kvstore.server.redis.pipeline.reply_memory import SMALL_BYTES, Holder, ReplyMemory
 from kvstore.server.redis.pipeline.rereads import Rereads, bytes_of
 from kvstore.server.redis.plans import REPLY_BYTES_MAX, CommandError, Several, Single, value_bytes
 from kvstore.server.redis.replies import FORMATS, Fmt
-from kvstore.server.redis.session import Session
-from kvstore.server.routing.backend import Backend
+from kvstore.server.redis.session import RespSession
 
 IN_FLIGHT_FIRST, IN_FLIGHT_MAX = 64, 1024
 """Commands of one connection that may be in flight: at first, and later, unless its replies are large. Commands beyond
@@ -39,18 +41,19 @@ FORMAT_BITS = 6
 _FORMAT_MASK = (1 << FORMAT_BITS) - 1
 _GET, _OK_FORMAT = int(Code.GET), Fmt.OK
 _OK, _INT = {int(Fmt.OK)}, {int}
-_NO_ROOM = Overloaded("other clients do not read their replies")
+_NO_CAPACITY = Overloaded("other clients do not read their replies")
 
 
-class Server(Protocol):
-    """The server of the connection: kvstore.server.redis.door.RespServer."""
+class PipelineServer(CommandServer, Protocol):
+    """The server, as the pipeline of a connection uses it: kvstore.server.redis.listener.RespServer."""
 
-    backend: Backend
+    inflight_limit: InflightLimit
     reply_memory: ReplyMemory
-    rates: Callable[[], Rates | None]
-    """Returns the rates of the namespaces, or None if no namespace has a rate."""
+    rounds: CommandLatency
 
-    def wait_for_room(self, connection: Holder, size: int) -> None:
+    def now_ms(self) -> int: ...
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+    def wait_for_capacity(self, connection: Holder, size: int) -> None:
         """Resume `connection` when there is capacity for replies of `size` bytes, or refuse it after a while."""
         ...
 
@@ -67,7 +70,7 @@ class ReplyQueue:
     """Set when the connection is made."""
 
     def __init__(
-        self, server: Server, session: Session, *, flush: Callable[[], None], resume: Callable[[], None]
+        self, server: PipelineServer, session: RespSession, *, flush: Callable[[], None], resume: Callable[[], None]
     ) -> None:
         self.flush, self.resume = flush, resume
         self.backend, self.rates = server.backend, server.rates
@@ -258,12 +261,12 @@ class ReplyQueue:
         read = rereads.reads[number]
         size = bytes_of(read, REPLY_BYTES_MAX)
         if not (self._is_refused or self._server.reply_memory.take(self, size)):
-            return self._server.wait_for_room(self, size)
+            return self._server.wait_for_capacity(self, size)
         rereads.numbers.discard(number)
         rereads.current, rereads.size = number, size
         if self._is_refused:
             self._is_refused = False
-            self.answer(number, replies.failure(_NO_ROOM))
+            self.answer(number, replies.failure(_NO_CAPACITY))
             self.flush()
             return
         if isinstance(read, Several):
@@ -286,11 +289,11 @@ class ReplyQueue:
         if self._is_refused:
             self._is_refused = False
             self._session.abandon()
-            raise CommandError(f"TRYAGAIN overloaded: {_NO_ROOM}")
+            raise CommandError(f"TRYAGAIN overloaded: {_NO_CAPACITY}")
         if self._reserved and self._reserved + size > RESERVED_BYTES_MAX:
             return False
         if not self._server.reply_memory.take(self, size):
-            self._server.wait_for_room(self, size)
+            self._server.wait_for_capacity(self, size)
             return False
         self._reserved += size
         return True
@@ -402,12 +405,12 @@ class Gather(Sink):
         unbegun = len(self._several.ops) - self._begun
         if unbegun and self._missing - unbegun <= READS_AT_ONCE // 2:
             if not self._results or self.is_gone:
-                self._give_up_rest()
+                self._skip_rest()
             else:
                 self._submit(READS_AT_ONCE)
         self._queue.flush()
 
-    def _give_up_rest(self) -> None:
+    def _skip_rest(self) -> None:
         """Read nothing more, because the values are too large or the client is gone."""
         rest = range(self._begun, len(self._several.ops))
         self._begun = len(self._several.ops)

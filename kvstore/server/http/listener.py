@@ -24,7 +24,9 @@ from kvstore.env.beat import Beat
 from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.shares import Shares
 from kvstore.errors import PermissionDenied, StoreError, Unavailable
-from kvstore.server.gateway.answers import COMMON, failed
+from kvstore.server.access.http_authenticator import HttpAuthenticator
+from kvstore.server.gateway.answers import COMMON, error_reply
+from kvstore.server.gateway.gateway import Gateway
 from kvstore.server.gateway.requests import path_and_query
 from kvstore.server.gateway.routes import PREFIX, TEMPLATES
 from kvstore.server.http.bookkeeper_pages import PROBES, BookkeeperPages, ShownBookie
@@ -49,9 +51,9 @@ SHUTDOWN_S = 2.0
 CLUSTER = "/clusterz"
 HEALTH = frozenset(("/healthz", "/readyz", CLUSTER)) | PROBES
 """Pages for probes and load balancers, which have no certificate."""
-RESTS, REST_MIN_S = 9, 1.0
+PAUSE_FACTOR, PAUSE_MIN_S = 9, 1.0
 """How many times as long as a costly page took to make it is given out as it is, and for how long at least."""
-LAG_LOOK_S = 0.25
+LAG_CHECK_S = 0.25
 """How often the event loop's delay is measured."""
 
 
@@ -79,28 +81,7 @@ class Shown(ShownBookie, Protocol):
         ...
 
 
-class Doorman(Protocol):
-    """Finds out who asks, and whether he may: kvstore.server.access.http_doorman.HttpDoorman."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anybody is asked who he is."""
-        ...
-
-    async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
-        """The answer to a request that may not be done; None if it may."""
-        ...
-
-
-class Answers(Protocol):
-    """All that is below /v1/: kvstore.server.gateway.gateway.Gateway."""
-
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer, and send the answer."""
-        ...
-
-
-class Traced(Protocol):
+class RequestTracer(Protocol):
     """Answers requests whose callers trace them: kvstore.server.tracing.calls.TracedPages."""
 
     async def answer(
@@ -110,7 +91,7 @@ class Traced(Protocol):
         ...
 
 
-class HttpDoor:
+class HttpListener:
     """The HTTP door of one node. It listens from `open` to `close`."""
 
     def __init__(
@@ -129,20 +110,20 @@ class HttpDoor:
         self._known = KnownNetworks() if known is None else known
         self._shown, self._transport, self._wants_certificate = shown, transport, wants_certificate
         self._connections_max, self._note_refused = connections_max, note_refused
-        self.gateway: Answers | None = None
+        self.gateway: Gateway | None = None
         """None while the node starts or stops, and on nodes that are no servers."""
-        self.doorman: Doorman | None = None
+        self.authenticator: HttpAuthenticator | None = None
         """Without one nobody is asked who he is; then only health is told, and that the node starts."""
         self.own_names: Callable[[], Collection[str]] = tuple
         """Gives the hosts by which the node is known, in lower case; addresses and localhost need not be among them."""
         self.pages = Pages()
         self.dashboard: Dashboard | None = None
         """None while the node starts or stops, and on nodes that are no servers."""
-        self.traced: Traced | None = None
+        self.traced: RequestTracer | None = None
         """None where traces are off, and while the node starts."""
         self._lag = LoopLag(beat)
         collected, process = Collected(shown, self._lag), ProcessCollector(namespace="", registry=None)
-        self._measured = Rested(lambda: exposition(chain(collected.collect(), process.collect())), _loop_time)
+        self._measured = ThrottledPage(lambda: exposition(chain(collected.collect(), process.collect())), _loop_time)
         self._bookkeeper = BookkeeperPages(shown, _loop_time)
         self._pages: dict[str, Callable[[web.BaseRequest], web.Response]] = {
             "/": self._status,
@@ -186,12 +167,12 @@ class HttpDoor:
         return await self.traced.answer(request, self._page)
 
     async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path not in HEALTH and (self.doorman is None or not self.doorman.is_on):
+        if request.path not in HEALTH and (self.authenticator is None or not self.authenticator.is_on):
             try:
                 check_name(request.headers.get("Host"), request.remote or "", self.own_names())
             except PermissionDenied as error:
                 self._note_refused(request, error)
-                return _told(error)
+                return _error_response(error)
         # As it came: a key with `..` in it is none of the pages that it would lead to.
         if path_and_query(request.raw_path)[0].startswith(PREFIX):
             return await self._through_gateway(request)
@@ -203,7 +184,10 @@ class HttpDoor:
             return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
         if request.path not in HEALTH and (without := self._refusal_without_certificate(request)) is not None:
             return without
-        if self.doorman is not None and (refusal := await self.doorman.refusal_or_none(request)) is not None:
+        if (
+            self.authenticator is not None
+            and (refusal := await self.authenticator.refusal_or_none(request)) is not None
+        ):
             return refusal
         if page is not None:
             return page(request)
@@ -221,7 +205,7 @@ class HttpDoor:
         if (refusal := self._refusal_without_certificate(request)) is not None:
             return refusal
         if self.gateway is None:
-            return _told(Unavailable("no gateway here: the node starts or stops, or is no server"))
+            return _error_response(Unavailable("no gateway here: the node starts or stops, or is no server"))
         return await self.gateway.answer(request)
 
     def _refusal_without_certificate(self, request: web.BaseRequest) -> web.Response | None:
@@ -251,7 +235,7 @@ class HttpDoor:
         """As long as the page is open its user is asked for again and again: rights may be taken away meanwhile."""
 
         async def may_go_on() -> bool:
-            return self.doorman is None or await self.doorman.refusal_or_none(request) is None
+            return self.authenticator is None or await self.authenticator.refusal_or_none(request) is None
 
         return await dashboard.live(request, may_go_on)
 
@@ -285,10 +269,10 @@ def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _told(error: StoreError) -> web.Response:
-    told = failed(error)
-    headers = {**COMMON, **told.headers}
-    return web.Response(status=told.status, body=told.body, headers=headers, content_type=told.content_type)
+def _error_response(error: StoreError) -> web.Response:
+    reply = error_reply(error)
+    headers = {**COMMON, **reply.headers}
+    return web.Response(status=reply.status, body=reply.body, headers=headers, content_type=reply.content_type)
 
 
 def _ok_unless(faults: Sequence[str]) -> web.Response:
@@ -300,7 +284,7 @@ def _shows_certificate(request: web.BaseRequest) -> bool:
     return request.transport is not None and bool(request.transport.get_extra_info("peercert"))
 
 
-class Request(web.BaseRequest):
+class NodeRequest(web.BaseRequest):
     """A request whose answers name the program and no versions of what it is made of."""
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
@@ -370,8 +354,8 @@ class Connections(web.Server):
                 self._idle.add(transport, _network(transport))
 
 
-def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Request:
-    return Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> NodeRequest:
+    return NodeRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 def _network(transport: asyncio.Transport) -> str:
@@ -395,7 +379,7 @@ def _own_faults() -> logging.Logger:
 _OWN_FAULT = _OwnFault()
 
 
-class Rested:
+class ThrottledPage:
     """A page that is costly to make. It is made once a second at most, and takes at most a tenth of the event loop,
     however often and whoever asks for it: everything in this process waits meanwhile, leases too."""
 
@@ -410,7 +394,7 @@ class Rested:
         if began >= self._until:
             self._made = self._make()
             ended = self._now()
-            self._until = ended + max(REST_MIN_S, RESTS * (ended - began))
+            self._until = ended + max(PAUSE_MIN_S, PAUSE_FACTOR * (ended - began))
         return self._made
 
 
@@ -437,7 +421,7 @@ class LoopLag:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._look_after(self._loop.time())
+        self._measure_after(self._loop.time())
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -447,12 +431,12 @@ class LoopLag:
         longest, self._longest_s = self._longest_s, 0.0
         return longest
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         now = self._loop.time()
         self._longest_s = max(self._longest_s, now - self._due)
-        self._look_after(now)
+        self._measure_after(now)
 
-    def _look_after(self, now: float) -> None:
-        delay_s = self._beat.delay_s(LAG_LOOK_S)
+    def _measure_after(self, now: float) -> None:
+        delay_s = self._beat.delay_s(LAG_CHECK_S)
         self._due = now + delay_s
-        self._timer = self._loop.call_later(delay_s, self._look)
+        self._timer = self._loop.call_later(delay_s, self._measure)

@@ -34,9 +34,9 @@ from kvstore.env.transport import TcpTransport
 from kvstore.errors import MetadataUnavailable, PermissionDenied
 from kvstore.meta.bookie_summary import BookieSummary
 from kvstore.server.config import NodeConfig
-from kvstore.server.http import door as http_door
-from kvstore.server.http.door import HttpDoor
-from kvstore.server.http.metric_table import DECLARED, METRICS, Kind, declared
+from kvstore.server.http import listener as http_listener
+from kvstore.server.http.listener import HttpListener
+from kvstore.server.http.metric_table import DECLARED, METRICS, MetricKind, declared
 from kvstore.server.http.metrics import metrics_of
 from kvstore.server.http.own_names import check_name
 from kvstore.server.node import Process
@@ -83,7 +83,7 @@ class Shown:
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
+    door = HttpListener(Shown(), TcpTransport(), Beat())
     await door.open(address)
     yield f"http://{address}"
     await door.close()
@@ -153,19 +153,19 @@ EVERY_PAGE = (
 async def test_a_name_that_was_made_to_point_here_sees_health_and_nothing_else(doorman: AsksNobody | None) -> None:
     """A page of that name could have its reader's browser read them (DNS rebinding), and nobody is asked who he is."""
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
-    door.doorman = doorman
+    door = HttpListener(Shown(), TcpTransport(), Beat())
+    door.authenticator = doorman
     await door.open(address)
     try:
         assert {*EVERY_PAGE} >= {
-            each for each in door.paths() if each not in http_door.HEALTH and not each.startswith("/v1")
+            each for each in door.paths() if each not in http_listener.HEALTH and not each.startswith("/v1")
         }
         for path in EVERY_PAGE:
             for host in ("evil.example", f"evil.example:{address.rpartition(':')[2]}", "localhost.evil.example", "["):
                 status, text = await fetch(f"http://{address}{path}", headers={"Host": host})
                 assert (status, b"want this machine's address" in text) == (403, True), (path, host)
             assert (await fetch(f"http://{address}{path}"))[0] in (200, 503), path  # by its address, as always
-        for path in http_door.HEALTH:
+        for path in http_listener.HEALTH:
             assert (await fetch(f"http://{address}{path}", headers={"Host": "evil.example"}))[0] == 200
     finally:
         await door.close()
@@ -201,8 +201,8 @@ def test_a_node_is_known_by_what_it_tells_others_also_while_it_starts(tmp_path: 
 
 async def test_where_users_are_asked_the_name_does_not_count() -> None:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
-    door.doorman = AsksNobody(is_on=True)
+    door = HttpListener(Shown(), TcpTransport(), Beat())
+    door.authenticator = AsksNobody(is_on=True)
     await door.open(address)
     try:
         assert (await fetch(f"http://{address}/metrics", headers={"Host": "behind.a.proxy"}))[0] == 200
@@ -229,7 +229,7 @@ async def connected(address: str, data: bytes) -> tuple[asyncio.StreamReader, as
 @pytest.mark.parametrize("asked", [REQUEST, b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n", b"no HTTP\r\n\r\n"])
 async def test_answers_name_no_versions_of_libraries(asked: bytes) -> None:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
+    door = HttpListener(Shown(), TcpTransport(), Beat())
     await door.open(address)
     async with asyncio.timeout(PATIENCE_S):
         reader, writer = await connected(address, asked)
@@ -241,7 +241,7 @@ async def test_answers_name_no_versions_of_libraries(asked: bytes) -> None:
 
 async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=2)
+    door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=2)
     await door.open(address)
     async with asyncio.timeout(PATIENCE_S):
         asks, asking = await connected(address, REQUEST)
@@ -263,7 +263,7 @@ async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
 async def test_idle_connections_of_the_fullest_network_give_way() -> None:
     """A probe keeps its connection, however many an unauthenticated peer elsewhere opens."""
     port = free_port()
-    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=3)
+    door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=3)
     await door.open(f"127.0.0.1:{port}")
     async with asyncio.timeout(PATIENCE_S):
         probe, probing = await connected(f"127.0.0.1:{port}", REQUEST)
@@ -285,7 +285,7 @@ async def test_probe_of_an_unknown_network_is_answered_while_known_ones_have_eve
     """A kubelet never logs in. It was refused as soon as clients that had logged in kept every connection open."""
     port, known = free_port(), KnownNetworks()
     known.note("ipv4:127.0.1.1")
-    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=3, known=known)
+    door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=3, known=known)
     await door.open(f"127.0.0.1:{port}")
     async with asyncio.timeout(PATIENCE_S):
         clients = []
@@ -313,7 +313,7 @@ async def test_connections_with_a_request_under_way_give_way_last() -> None:
             return web.Response(text="done\n")
 
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=2)
+    door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=2)
     door.gateway = slow = Slow()
     await door.open(address)
     async with asyncio.timeout(PATIENCE_S):
@@ -330,9 +330,9 @@ async def test_connections_with_a_request_under_way_give_way_last() -> None:
 
 
 async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_door, "SILENT_S", 0.1)
+    monkeypatch.setattr(http_listener, "SILENT_S", 0.1)
     port = free_port()
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
+    door = HttpListener(Shown(), TcpTransport(), Beat())
     await door.open(f"127.0.0.1:{port}")
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
@@ -420,7 +420,7 @@ def test_declared_metrics_follow_the_conventions_of_prometheus() -> None:
     every = [each for part in METRICS.values() for each in part]
     assert [each.name for each in every if each.name.endswith(("_s", "_ms"))] == []
     assert [each.name for each in every if not each.text.endswith(".")] == []
-    assert [each.name for each in every if (each.kind is Kind.COUNTER) != each.name.endswith("_total")] == []
+    assert [each.name for each in every if (each.kind is MetricKind.COUNTER) != each.name.endswith("_total")] == []
     assert len(DECLARED) == len(every)
     by_table = {
         part: {each.label for each in every if each.name.startswith(part)} for part in ("partition", "namespace")
@@ -496,7 +496,7 @@ def test_a_costly_page_is_made_rarely_however_often_it_is_asked_for(costs_s: flo
         now, made = now + costs_s, made + 1
         return b"%.3f" % now
 
-    page = http_door.Rested(make, lambda: now)
+    page = http_listener.ThrottledPage(make, lambda: now)
     assert page.take() == page.take() == b"%.3f" % costs_s
     for _ in range(10_000):
         page.take()
@@ -516,7 +516,7 @@ async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> N
     trustme.CA().issue_cert("a.example").private_key_and_cert_chain_pem.write_to_path(str(other))
     certificates = Certificates(Tls(ca=ca, cert=cert, key=key, verify_clients=True))
     refused: list[str] = []
-    door = HttpDoor(
+    door = HttpListener(
         *(Shown(), transport_of(certificates), Beat()),
         wants_certificate=True,
         note_refused=lambda request, error: refused.append(f"{request.path} {error}"),
@@ -527,7 +527,7 @@ async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> N
     another.load_cert_chain(other)
     url = f"https://{address}"
     for round_ in range(2):  # the second by contexts that were read anew
-        for path in http_door.HEALTH:
+        for path in http_listener.HEALTH:
             assert (await fetch(f"{url}{path}", ssl=stranger))[0] == 200, round_
         for path in ("/", "/metrics"):
             assert (await fetch(f"{url}{path}", ssl=stranger))[0] == 403, round_

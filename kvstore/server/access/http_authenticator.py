@@ -11,7 +11,7 @@ from kvstore.env.networks import network_of
 from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
 from kvstore.server.access.certificates import common_names
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.server.access.logins import Logins, credentials_or_none
 from kvstore.server.access.needs import HTTP_NEEDS, admin, nothing
 from kvstore.server.routing.backend import Backend
@@ -19,7 +19,7 @@ from kvstore.server.routing.backend import Backend
 ASK = {"WWW-Authenticate": 'Basic realm="kvstore", charset="UTF-8"'}
 
 
-class HttpDoorman:
+class HttpAuthenticator:
     """The doorman of one node's HTTP door."""
 
     def __init__(self, access: Access, logins: Logins) -> None:
@@ -47,7 +47,7 @@ class HttpDoorman:
             return self._refusal(identity, request, error, 503)
         return None
 
-    async def identify(self, request: web.BaseRequest) -> Identity:
+    async def identify(self, request: web.BaseRequest) -> UserIdentity:
         """Find out who asks: by the header, else by the certificate; nobody if he says nothing, or is not asked. Raises
         NotAuthenticated, Overloaded."""
         if not self._access.is_on:
@@ -64,11 +64,11 @@ class HttpDoorman:
             self._logins.note_authenticated(network_of(request.remote or "?"))
         return found or self._access.nobody
 
-    def guarded(self, identity: Identity, request: web.BaseRequest, backend: Backend) -> Backend:
+    def guarded(self, identity: UserIdentity, request: web.BaseRequest, backend: Backend) -> Backend:
         """The backend as he may use it."""
         return Guard(self._access, identity, backend, request.remote or "?") if self._access.is_on else backend
 
-    def refused(self, identity: Identity | None, request: web.BaseRequest, call: str, error: StoreError) -> None:
+    def refused(self, identity: UserIdentity | None, request: web.BaseRequest, call: str, error: StoreError) -> None:
         """Count a refusal, and have it in the audit log. None: nobody knows who it was."""
         self._access.refused("" if identity is None else identity.who, request.remote or "?", call, error)
 
@@ -76,6 +76,8 @@ class HttpDoorman:
         """Call `changed` after each change of who may do what; returns what ends that."""
         return self._access.on_change(changed)
 
-    def _refusal(self, identity: Identity, request: web.BaseRequest, error: StoreError, status: int) -> web.Response:
+    def _refusal(
+        self, identity: UserIdentity, request: web.BaseRequest, error: StoreError, status: int
+    ) -> web.Response:
         self.refused(identity, request, f"HTTP {request.path[:100]}", error)
         return web.Response(text=f"{status}: {error}\n", status=status, headers=ASK if status == 401 else None)

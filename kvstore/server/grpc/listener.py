@@ -15,7 +15,7 @@ from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_g
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.call_gate import CallGate
-from kvstore.server.access.changes import Changes
+from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.feed.feeds import Feeds
@@ -45,11 +45,11 @@ class NodeSource(AdminSource, DataSource, Protocol):
     access: Access
     logins: Logins
     audit: AuditLog
-    changes: Changes
+    changes: AdminChanges
     scans: ScanSlots
 
 
-class GrpcDoor:
+class GrpcListener:
     """Open it when operations can be taken; close it before the dispatcher."""
 
     def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource, connections_max: int) -> None:

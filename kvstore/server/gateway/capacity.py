@@ -14,7 +14,7 @@ BYTES_MAX = 64 << 20
 """Bodies that came and are not stored yet, and answers that are not sent yet."""
 
 
-class Room:
+class GatewayCapacity:
     """The room of one server's gateway."""
 
     def __init__(self, requests_max: int, watches_max: int, bytes_max: int = BYTES_MAX) -> None:
@@ -24,13 +24,13 @@ class Room:
         self._requests_max, self._watches_max, self._bytes_max = requests_max, watches_max, bytes_max
 
     @contextmanager
-    def request(self) -> Iterator[Load]:
+    def request(self) -> Iterator[RequestBytes]:
         """A place for a request. Raises Overloaded."""
         if self.requests >= self._requests_max:
             self.refused += 1
             raise Overloaded(f"{self.requests} HTTP requests are under way at this server; ask again")
         self.requests += 1
-        load = Load(self)
+        load = RequestBytes(self)
         try:
             yield load
         finally:
@@ -57,10 +57,10 @@ class Room:
         self.bytes += size
 
 
-class Load:
+class RequestBytes:
     """The bytes of one request."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: GatewayCapacity) -> None:
         self._room, self._bytes = room, 0
 
     def take(self, size: int, *, must: bool = False) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvstore.server.redis.fresh import RESTS, Fresh
+from kvstore.server.redis.shared_answer import PAUSE_FACTOR, SharedAnswer
 
 
 class Pages:
@@ -37,22 +37,22 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
 
 
 async def test_all_who_wait_get_the_same_and_who_asks_later_a_later_one(pages: Pages) -> None:
-    fresh = Fresh(pages.make, lambda: pages.time)
+    fresh = SharedAnswer(pages.make, lambda: pages.time)
     assert await asyncio.gather(*(fresh.take() for _ in range(5))) == [1] * 5
     assert await fresh.take() == 2
 
 
 async def test_it_takes_a_tenth_of_the_event_loop_at_most(pages: Pages) -> None:
-    fresh = Fresh(pages.make, lambda: pages.time)
+    fresh = SharedAnswer(pages.make, lambda: pages.time)
     for _ in range(3):
         await fresh.take()
-    assert pages.delays == [0, RESTS, RESTS]
+    assert pages.delays == [0, PAUSE_FACTOR, PAUSE_FACTOR]
 
 
 async def test_who_waits_is_told_when_it_cannot_be_made(pages: Pages) -> None:
     def fail() -> int:
         raise ValueError("no")
 
-    fresh = Fresh(fail, lambda: pages.time)
+    fresh = SharedAnswer(fail, lambda: pages.time)
     with pytest.raises(ValueError, match="no"):
         await fresh.take()

@@ -14,23 +14,23 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RESTS = 9
+PAUSE_FACTOR = 9
 """The rest before an answer is made again: so many times what it took to make."""
 
 
-class Fresh(Generic[T]):
+class SharedAnswer(Generic[T]):
     """An answer that `make` makes anew when somebody waits for it."""
 
     def __init__(self, make: Callable[[], T], now: Callable[[], float]) -> None:
         self._make, self._now = make, now
         self._next: asyncio.Future[T] | None = None
-        self._rest_until = 0.0
+        self._pause_until = 0.0
 
     async def take(self) -> T:
         if self._next is None:
             loop = asyncio.get_running_loop()
             self._next = loop.create_future()
-            loop.call_later(max(0.0, self._rest_until - self._now()), self._make_next, self._next)
+            loop.call_later(max(0.0, self._pause_until - self._now()), self._make_next, self._next)
         return await shielded(self._next)
 
     def _make_next(self, due: asyncio.Future[T]) -> None:
@@ -42,4 +42,4 @@ class Fresh(Generic[T]):
             log.exception("cannot tell what clients ask about the server")
             due.set_exception(error)
         ended = self._now()
-        self._rest_until = ended + RESTS * (ended - began)
+        self._pause_until = ended + PAUSE_FACTOR * (ended - began)
