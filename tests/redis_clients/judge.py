@@ -41,11 +41,11 @@ ABSENT = {
 _KINDS = {name: kind for kind, names in ABSENT.items() for name in names.split()}
 _REFUSALS = (
     re.compile(r"unknown command '(\w+)'"),
-    re.compile(r"unknown subcommand.*? (ACL|CLIENT|COMMAND|LATENCY|MEMORY|MODULE|OBJECT|SLOWLOG) has"),
-    re.compile(r"(CONFIG) can only GET here"),
+    re.compile(r"unknown subcommand.*? (ACL|CLIENT|COMMAND|LATENCY|MEMORY|MODULE|OBJECT|SLOWLOG) supports"),
+    re.compile(r"(CONFIG) supports only GET here"),
     re.compile(r"Command # \d+ \((\w+) .* caused error: .*(?:unknown command|unknown subcommand)"),
 )
-_SCRIPT = re.compile(r"scripts are not run here|No matching script")
+_SCRIPT = re.compile(r"only the scripts of lock libraries are supported|No matching script")
 
 
 class Outcome(NamedTuple):

@@ -1,4 +1,4 @@
-"""The door for Redis clients: accepts connections, bounds them, and tells them what they ask about the server."""
+"""The Redis port of a node: accepts and bounds connections, and answers their questions about the server."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ from kvstore.types import PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 INPUT_BYTES_MAX = 256 << 20
-"""Commands that are incomplete or wait, of all connections together."""
+"""Maximum number of bytes of incomplete and waiting commands, over all connections. Above this limit, the connection
+with the most is closed, and unauthenticated ones before others."""
 CLOSE_S = 1.0
-"""How long a stop waits for what is under way, and for clients to read what is answered; what is not done then is
-answered to nobody."""
+"""Time in seconds that a stop waits for operations in flight and for clients to read their replies. Clients get no
+reply to operations that take longer."""
 CLOSE_CHECKS = 50
 SILENT_S = 10.0
-"""When there are as many connections as there may be and one more comes, one is closed that has sent no command for so
-long since it began; where the cluster asks who its clients are, one that has not logged in."""
+"""When the limit of connections is reached and one more arrives, a connection is closed that has sent no command for
+this many seconds since it began. If access control is on: a connection that has not authenticated."""
 UNAUTHENTICATED_SHARE = 2
-"""Where the cluster asks who its clients are, at most half of the connections there may be have not logged in. When one
-more comes, the oldest connection of the network with the most of them is closed."""
+"""Divisor of the connection limit. If access control is on, at most half of the connections may be unauthenticated.
+When one more arrives, the oldest connection of the network with the most of them is closed."""
 LOGIN_SURE_S = 0.5
-"""How long each of them has for its login, however many come after it."""
+"""Time in seconds that each unauthenticated connection has for its login, however many arrive after it."""
 
 BROWSERS_S = 60.0
-"""Between two lines in the log about those that speak HTTP."""
+"""Minimum time in seconds between two log lines about connections that speak HTTP."""
 
 NOBODY = ServerId("")
 Leave = Callable[[], None]
@@ -77,8 +78,8 @@ class RespServer:
         changes: AdminChanges | None = None,
         scans: ScanSlots | None = None,
     ) -> None:
-        """Without `access` nobody is asked who he is. `id`: of the server behind it. `allows_flush`: whether FLUSHDB
-        and FLUSHALL do what they say. `rates`: those of namespaces, while one has any."""
+        """Without `access`, access control is off. `id`: the server behind the port. `allows_flush`: True if FLUSHDB
+        and FLUSHALL are enabled. `rates`: returns the rates of namespaces, or None if no namespace has a rate."""
         self.id, self.allows_flush, self.rates = id, allows_flush, rates
         self.scripts, self.random, self.slow = Scripts(), env.random, env.slow
         self.backend = backend
@@ -88,13 +89,13 @@ class RespServer:
         self.scans = scans if scans is not None else ScanSlots(env.clock.now)
         self.changes = changes if changes is not None else AdminChanges(env, audit)
         self.commands = 0
-        """Received since the start."""
+        """Commands received since the start."""
         self.reports_at = 0
-        """At so many commands the next look for syncs that have ended."""
+        """Number of commands at which the connections check again for syncs that have ended."""
         self.report_syncs = env.report_syncs
         self.inflight_limit = InflightLimit()
         self.clients = SharedAnswer(self._describe_clients, env.clock.now)
-        """What CLIENT LIST answers."""
+        """The reply to CLIENT LIST."""
         self.info = SharedAnswer(self.facts, env.clock.now)
         self.reply_memory = ReplyMemory(env.clock.now, limits.output_bytes_max)
         self.rounds = CommandLatency(env.clock.now, env.slow)
@@ -106,26 +107,26 @@ class RespServer:
         self._nursery = env.nursery.child("resp")
         self._connections: dict[RespConnection, None] = {}
         self._silent: Shares[RespConnection] = Shares(env.known)
-        """Connections that have sent no command yet, or have not logged in where they must, or say that they are
-        servers and have not proven it."""
+        """Connections that have sent no command yet, or must authenticate and have not, or claim to be servers and have
+        not proven it."""
         self._trials: Shares[RespConnection] = Shares(env.known)
-        """Connections above the limit that have not shown yet that they are servers'."""
+        """Connections above the limit that have not proven yet that they come from servers."""
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
         self._browsers_until = 0.0
-        """No more of them are logged before."""
+        """Clock time before which no further browser is logged."""
         self._capacity_timer: asyncio.TimerHandle | None = None
         self._last_id = 0
         self._listener: Listener | None = None
         self._end_listening = self.access.on_change(self._access_changed)
 
     async def open(self, address: str) -> str:
-        """Accept connections; returns the bound address. Raises OSError."""
+        """Start to accept connections and return the bound address. Raises OSError."""
         self._listener = await self._env.transport.listen(address, lambda: RespConnection(self))
         return self._listener.address
 
     async def close(self) -> None:
-        """Accept nothing more, answer what is under way, and close every connection."""
+        """Accept no more connections, answer operations in flight, and close every connection."""
         self._end_listening()
         if self._listener is not None:
             self._listener.close()
@@ -159,14 +160,14 @@ class RespServer:
     def histograms(self) -> dict[str, Mapping[str, Histogram]]:
         return {"resp_command_s": self.rounds.histograms}
 
-    # ── what connections ask ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── for connections ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def next_id(self) -> int:
         self._last_id += 1
         return self._last_id
 
     def admit(self, connection: RespConnection) -> ClientAdmission:
-        """Whether there is room for one more: clients up to the limit, beyond it only other servers."""
+        """Decide whether one more connection fits: clients up to the limit, above it only other servers."""
         if self.access.is_on and len(self._silent) >= max(1, self._limits.connections_max // UNAUTHENTICATED_SHARE):
             is_above = not self._close_silent(LOGIN_SURE_S)
         else:
@@ -182,13 +183,14 @@ class RespServer:
         return ClientAdmission.YES
 
     def note_active(self, connection: RespConnection) -> None:
-        """Note that the connection has sent a command, and said who it is if it has to."""
+        """Note that the connection has sent a command, and has authenticated if it must."""
         self._silent.discard(connection)
         if self.access.is_on:
             self._env.known.note(network_of(connection.host))
 
     def _close_silent(self, least_s: float) -> bool:
-        """Close the silent connection that gives way, if it has been silent for `least_s` or more."""
+        """Close the silent connection that is first to go, if it has been silent for at least `least_s` seconds. Return
+        True if one was closed."""
         silent = self._silent.first_to_go()
         if silent is None or self.now() - self._silent.since(silent) < least_s:
             return False
@@ -198,8 +200,8 @@ class RespServer:
         return True
 
     def _displace_trial(self) -> bool:
-        """Refuse one that was accepted only because it may be a server: unauthenticated peers that say so must not
-        keep servers out."""
+        """Refuse a connection on trial to free its slot: unauthenticated peers that claim to be servers must not keep
+        servers out."""
         oldest = self._trials.first_to_go()
         if oldest is None:
             return False
@@ -224,7 +226,7 @@ class RespServer:
         self._input_bytes -= self._input.pop(connection, 0)
 
     def note_input(self, connection: RespConnection, size: int) -> None:
-        """`connection` holds `size` bytes of an incomplete command."""
+        """Count `size` bytes of incomplete and waiting commands for `connection`."""
         held = self._input.get(connection, 0)
         if size == held:
             return
@@ -234,12 +236,12 @@ class RespServer:
         else:
             del self._input[connection]
         while self._input_bytes > INPUT_BYTES_MAX:
-            # Strangers before users; of equal ones the one that has held it longest.
+            # unauthenticated connections before users; among equal ones the one that has held its input longest
             largest = max(self._input, key=lambda each: (each.is_unauthenticated(), self._input[each]))
-            largest.abandon("ERR too many large commands at once")
+            largest.abandon("ERR the server holds too many incomplete commands; try again")
 
     def wait_for_capacity(self, connection: Holder, size: int) -> None:
-        """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
+        """Resume `connection` when there is capacity for replies of `size` bytes, or refuse it if none becomes free."""
         self.reply_memory.wait(connection, size)
         if self._capacity_timer is None:
             self._capacity_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check_capacity)
@@ -257,11 +259,14 @@ class RespServer:
         return self._env.clock.date_ms()
 
     def note_browser(self, address: str) -> None:
-        """Say that a connection is closed because it speaks HTTP, not more often than now and then."""
+        """Log that a connection is closed because it speaks HTTP, at most once a minute."""
         now = self.now()
         if now >= self._browsers_until:
             self._browsers_until = now + BROWSERS_S
-            log.warning("%s speaks HTTP to the Redis port: closed; others are not named for a minute", address)
+            log.warning(
+                "closed a connection that speaks HTTP to the Redis port, others are not logged for a minute address=%s",
+                address,
+            )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._nursery.spawn(work, name="special")
@@ -277,7 +282,7 @@ class RespServer:
         return ask(self.backend, op, partition)
 
     def accept_peer(self, words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
-        """Raises CommandError."""
+        """Return the next handler of another server's connection. Raises CommandError."""
         return self._accept_peer(words, stream, leave)
 
     def _describe_clients(self) -> bytes:

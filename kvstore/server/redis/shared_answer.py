@@ -1,5 +1,6 @@
-"""Answers about the server that are costly to make: all clients that wait get the same, made after they asked. It takes
-at most a tenth of the event loop, however many ask: everything in this process waits meanwhile."""
+"""Answers about the server that are costly to make. All waiting clients share one answer, made after they asked. Making
+answers takes at most a tenth of the event loop, however many clients ask, because everything else in the process waits
+meanwhile."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAUSE_FACTOR = 9
-"""The rest before an answer is made again: so many times what it took to make."""
+"""Pause after an answer, as a multiple of the time that it took to make."""
 
 
 class SharedAnswer(Generic[T]):
-    """An answer that `make` makes anew when somebody waits for it."""
+    """An answer that `make` recreates when a client waits for it."""
 
     def __init__(self, make: Callable[[], T], now: Callable[[], float]) -> None:
         self._make, self._now = make, now
@@ -34,12 +35,12 @@ class SharedAnswer(Generic[T]):
         return await shielded(self._next)
 
     def _make_next(self, due: asyncio.Future[T]) -> None:
-        self._next = None  # callers that ask from here on get a later one
+        self._next = None  # callers that ask from here on get a later answer
         began = self._now()
         try:
             due.set_result(self._make())
-        except Exception as error:  # the root of a turn: the clients that wait are told
-            log.exception("cannot tell what clients ask about the server")
+        except Exception as error:  # the root of a turn: the waiting clients get the error
+            log.exception("failed to describe the server to clients")
             due.set_exception(error)
         ended = self._now()
         self._pause_until = ended + PAUSE_FACTOR * (ended - began)

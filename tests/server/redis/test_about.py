@@ -62,7 +62,7 @@ async def test_a_pattern_that_would_take_long_to_compile_is_refused(door: Door, 
         assert (await raw.read_line()).startswith(b"*")
     async with door.raw() as raw:
         raw.writer.write(packed(*command, b"a" * (PATTERN_BYTES_MAX + 1)))
-        assert await raw.read_line() == b"-ERR pattern is too long: at most 1024 bytes\r\n"
+        assert await raw.read_line() == b"-ERR expected a pattern of at most 1024 bytes, got more\r\n"
 
 
 @pytest.mark.parametrize(

@@ -202,9 +202,9 @@ async def test_a_malformed_frame_closes_its_connection_after_what_came_before(do
 @pytest.mark.parametrize(
     ("command", "answer"),
     [
-        (packed(b"SET", b"k", b"x" * (BULK_BYTES_MAX + 1)), b"-ERR too large an argument"),
-        (packed(b"SET", b"k", b"x" * ((1 << 20) + 1)), b"-ERR value is too large"),
-        (packed(b"SET", b"k" * 4097, b"v"), b"-ERR key is too long"),
+        (packed(b"SET", b"k", b"x" * (BULK_BYTES_MAX + 1)), b"-ERR expected an argument of at most"),
+        (packed(b"SET", b"k", b"x" * ((1 << 20) + 1)), b"-ERR expected a value of at most"),
+        (packed(b"SET", b"k" * 4097, b"v"), b"-ERR expected a key of at most"),
         (packed(b"NONSENSE"), b"-ERR unknown command"),
         (packed(b"GET"), b"-ERR wrong number of arguments"),
         (packed(b"INCR", b"k", b"k", b"k"), b"-ERR wrong number of arguments"),
@@ -340,7 +340,7 @@ async def test_a_reply_that_would_be_too_large_is_an_error_and_little_is_read_fo
         await client.ask(packed(b"SET", b"k", b"x" * (1 << 20)), b"+OK\r\n")
         begun = len(door.backend.submitted)
         client.writer.write(packed(b"MGET", *[b"k"] * 10_000))
-        assert (await client.read_line()).startswith(b"-ERR the reply would be larger than 33554432 bytes")
+        assert (await client.read_line()).startswith(b"-ERR expected a reply of at most 33554432 bytes")
         assert len(door.backend.submitted) - begun <= reply_queue.READS_AT_ONCE
         assert await client.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
         small = [b"k-%d" % number for number in range(2_000)]
@@ -369,9 +369,11 @@ async def test_incomplete_commands_are_bounded_over_all_connections(
         one.writer.write(begun + b"x" * 400_000)
         await wait_until(lambda: at_least(door.server.statistics()["resp_input_bytes"], 900_000), what="it has come")
         two.writer.write(begun)
-        assert await one.read_to_end() == b"-ERR too many large commands at once\r\n", "the largest is closed"
+        assert await one.read_to_end() == b"-ERR the server holds too many incomplete commands; try again\r\n", (
+            "the largest is closed"
+        )
         two.writer.write(b"x" * 500_000 + b"\r\n" + packed(b"PING"))
-        assert (await two.read_line()).startswith(b"-ERR key is too long")
+        assert (await two.read_line()).startswith(b"-ERR expected a key of at most")
         assert await two.read_line() == b"+PONG\r\n"
         assert door.server.statistics()["resp_input_bytes"] == 0
 
@@ -385,13 +387,17 @@ async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connectio
         await one.ask(packed(b"MULTI") + packed(b"SET", b"{t}k", value) * 4, queued)
         assert door.server.statistics()["resp_input_bytes"] > 4_000_000
         one.writer.write(packed(b"SET", b"{t}k", value) + packed(b"EXEC"))
-        assert (await one.read_line()).startswith(b"-ERR transaction is too large")
+        assert (await one.read_line()).startswith(
+            b"-ERR expected at most 1048576 bytes of keys and values in a transaction"
+        )
         assert (await one.read_line()).startswith(b"-EXECABORT")
         assert door.server.statistics()["resp_input_bytes"] == 0
         monkeypatch.setattr(resp_listener, "INPUT_BYTES_MAX", 3_000_000)
         await one.ask(packed(b"MULTI") + packed(b"SET", b"{t}k", value) * 2, queued[:23])
         two.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}k", value))
-        assert await one.read_to_end() == b"-ERR too many large commands at once\r\n", "the largest is closed"
+        assert await one.read_to_end() == b"-ERR the server holds too many incomplete commands; try again\r\n", (
+            "the largest is closed"
+        )
         assert await two.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
         assert await two.ask(packed(b"EXEC"), b"*1\r\n+OK\r\n") == b"*1\r\n+OK\r\n"
 
@@ -448,11 +454,11 @@ async def test_a_command_that_is_too_large_to_be_read_spoils_its_transaction(doo
     async with door.raw() as raw:
         raw.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}a", b"1") + large + packed(b"EXEC"))
         assert await raw.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
-        assert (await raw.read_line()).startswith(b"-ERR too large an argument")
+        assert (await raw.read_line()).startswith(b"-ERR expected an argument of at most")
         assert (await raw.read_line()).startswith(b"-EXECABORT")
         assert await raw.ask(packed(b"EXISTS", b"{t}a"), b":0\r\n") == b":0\r\n"
         raw.writer.write(large)
-        assert (await raw.read_line()).startswith(b"-ERR too large an argument")
+        assert (await raw.read_line()).startswith(b"-ERR expected an argument of at most")
         done = b"+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n"
         assert await raw.ask(packed(b"MULTI") + packed(b"SET", b"{t}a", b"1") + packed(b"EXEC"), done) == done
 

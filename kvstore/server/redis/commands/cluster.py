@@ -1,7 +1,7 @@
-"""Clusters: which node has which slots.
+"""Cluster commands, and the assignment of slots to nodes.
 
-Every node accepts every command and forwards it, so no client depends on the slots. They are divided among the servers
-so that a client divides its commands among them too.
+Every node accepts every command and forwards it, so no client depends on the slots. The slots are divided among the
+servers so that a client spreads its commands over all of them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class SlotRange(NamedTuple):
     first: int
     last: int
     id: bytes
-    """Forty digits, as clients expect."""
+    """Forty hexadecimal digits, as clients expect."""
     host: bytes
     port: int
     is_here: bool
 
 
 def slot_ranges(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[SlotRange]:
-    """Return the share of each server; every slot is in one of them. Raises CommandError if no server is known."""
+    """Return the slots of each server. Every slot belongs to one server. Raises CommandError if no server is known."""
     if not servers:
         raise CommandError("CLUSTERDOWN no server is known yet")
     found = []
@@ -66,8 +66,8 @@ def _cluster(performer: Performer, words: Words) -> bytes:
             return replies.number(crc_hqx(hash_tag(words[2]), 0) % SLOTS)
         case _:
             raise CommandError(
-                "ERR unknown subcommand or wrong arguments. CLUSTER has INFO, KEYSLOT, MYID, NODES, SHARDS and SLOTS "
-                "here; `kvstore ring` shows the ring"
+                "ERR unknown subcommand or wrong number of arguments. CLUSTER supports INFO, KEYSLOT, MYID, NODES, "
+                "SHARDS and SLOTS here; `kvstore ring` shows the ring"
             )
 
 
@@ -128,14 +128,14 @@ FAMILY = Family(
     (
         Command(
             *("CLUSTER", "Show the cluster and its slots.", in_turn(_cluster), 2, OPTIONS_MAX, Need.LOGIN),
-            differs="It has INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. The slots are divided among the nodes, so that "
-            "clients of Redis clusters work and use all nodes; no reply is MOVED. Each node replies for all keys, so a "
-            "client that asks every node for SCAN, KEYS or DBSIZE gets every key once from each.",
+            differs="Supports INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. The slots are divided among the nodes, so "
+            "that clients of Redis Cluster work and use all nodes. No reply is MOVED. Every node serves all keys, so "
+            "a client that sends SCAN, KEYS or DBSIZE to every node gets every key from each of them.",
         ),
         Command(
             *("READONLY", "Allow stale reads on this connection.", replying(_read_at(Level.STALE)), 1, 1, Need.LOGIN),
-            differs="The replica of the node that you ask replies, if it has one. While keys are watched, reads stay "
-            "linearizable, because EXEC relies on them.",
+            differs="The contacted node answers from its own replica, if it has one. While keys are watched, reads "
+            "stay linearizable, because EXEC relies on them.",
         ),
         Command("READWRITE", "End READONLY.", replying(_read_at(Level.LINEARIZABLE)), 1, 1, Need.LOGIN),
     ),

@@ -1,4 +1,4 @@
-"""Protocols of the connection that a command came on, and of its server, for the handlers of commands."""
+"""Protocols of the connection and the server, as the handlers of commands use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvstore.types import PartitionId, ServerId
 
 
 class CommandServer(Protocol):
-    """The server of the connection: kvstore.server.redis.listener.RespServer."""
+    """The server, as commands use it: kvstore.server.redis.listener.RespServer."""
 
     clients: SharedAnswer[bytes]
     info: SharedAnswer[Facts]
@@ -49,7 +49,7 @@ class CommandServer(Protocol):
 
 
 class CommandConnection(Protocol):
-    """The connection: kvstore.server.redis.connection.RespConnection."""
+    """The connection, as commands use it: kvstore.server.redis.connection.RespConnection."""
 
     @property
     def address(self) -> str: ...
@@ -59,7 +59,7 @@ class CommandConnection(Protocol):
         ...
 
     def identity_of_certificate(self) -> UserIdentity | None:
-        """Return the user whom the client's certificate names."""
+        """Return the user that the client's certificate names."""
         ...
 
     def authenticated(self) -> None:
@@ -82,7 +82,7 @@ class CommandReplies(Protocol):
 
 
 class Performer(Protocol):
-    """Carries out a client's commands: kvstore.server.redis.pipeline.pipeline.Pipeline."""
+    """Executes the commands of a client: kvstore.server.redis.pipeline.pipeline.Pipeline."""
 
     session: RespSession
     gate: CommandGate | None
@@ -96,7 +96,7 @@ class Performer(Protocol):
     def perform(self, found: Plan) -> bool: ...
 
     def check(self, words: Words) -> None:
-        """Raise CommandError if the user may not do the command now."""
+        """Raise CommandError if the user may not execute the command now."""
         ...
 
     def guard(self, identity: UserIdentity | None) -> None:
@@ -104,7 +104,7 @@ class Performer(Protocol):
         ...
 
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
-        """Reply with the result of `work`. No other command begins meanwhile."""
+        """Reply with the result of `work`. No other command begins before `work` has ended."""
         ...
 
     def quit(self, farewell: bytes = ...) -> None:

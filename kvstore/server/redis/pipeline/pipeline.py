@@ -1,9 +1,9 @@
-"""The commands of one Redis client: a queue of those that wait, and the beginning of each.
+"""The commands of one Redis client: the queue of waiting commands, and the start of each command.
 
 Commands are submitted as they arrive, many at once; reply_queue.py puts their replies in order. The token of a request
-holds its place in that order and, in its low bits, the format of its reply. A client may rely on its commands as if the
-server did one after the other: an operation on a key that another one in flight changes, and a command that is more
-than operations on keys, wait until all commands before are answered.
+holds its position in that order and, in its low bits, the format of its reply. A client may rely on its commands as if
+the server executed one after the other. So two kinds of commands wait until all earlier commands are answered: an
+operation on a key that an operation in flight changes, and a command that is more than operations on keys.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from kvstore.server.redis.session import RespSession
 log = logging.getLogger(__name__)
 
 TOGETHER_MIN = 4
-"""Number of plain GETs or SETs from which it costs less to begin them in one call than one by one."""
+"""Minimum number of plain GETs or SETs for which one call costs less than beginning them one by one."""
 
 
 class PipelineConnection(CommandConnection, Protocol):
-    """The connection: kvstore.server.redis.connection.RespConnection."""
+    """The connection, as its pipeline uses it: kvstore.server.redis.connection.RespConnection."""
 
     def caught_up(self) -> None:
-        """Note that all commands that waited have begun."""
+        """Note that all waiting commands have begun."""
         ...
 
 
@@ -56,24 +56,24 @@ class Pipeline:
         self.server, self.session, self.client = server, session, client
         self.replies = ReplyQueue(server, session, flush=self.flush, resume=self.resume)
         self.gate: CommandGate | None = None
-        """None where the cluster does not authenticate its clients."""
+        """None if access control is off."""
         self.waiting: deque[Words] = deque()
         """Commands that have been read and not begun."""
         self.is_busy = False
-        """True while a command that no other may pass is carried out: nothing is read meanwhile."""
+        """True while a command runs that no other command may overtake. Nothing is read meanwhile."""
         self.is_closing = False
         """True when no more commands begin: the connection closes when those in flight are answered."""
         self.is_handed_over = False
-        """True when the connection is another server's: no commands come after the one that said so."""
+        """True when the connection belongs to another server: no commands follow the one that handed it over."""
         self._is_ended = False
         """True when the client sends no more."""
         self._in_flight = InFlight(server.inflight_limit, server.rounds, self.replies)
         self._fast_path = FastPath(server, session, self.replies, self._in_flight)
         self._resume_below: int | None = None
-        """Number of commands in flight below which those that wait begin; None if none wait."""
+        """Number of commands in flight below which waiting commands begin; None if none wait."""
 
     def guard(self, identity: UserIdentity | None) -> None:
-        """Apply the permissions of this user from now on; None: of a client that has not authenticated."""
+        """Apply the permissions of this user from now on; None: a client that has not authenticated."""
         access, self.session.identity = self.server.access, identity
         self.gate, self.replies.backend, self._fast_path.readable = None, self.server.backend, None
         if access.is_on:
@@ -86,7 +86,7 @@ class Pipeline:
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, commands: list[Words]) -> None:
-        """Begin what has been read, or keep it for later."""
+        """Begin commands that have been read, or keep them for later."""
         if self._resume_below is not None:
             self.waiting.extend(commands)
         elif commands[1:] or self._is_ended or not (commands and self._fast_path.begin_lone(commands[0])):
@@ -95,7 +95,7 @@ class Pipeline:
                 self.close_when_done()
 
     def _run(self, commands: Sequence[Words]) -> None:
-        """Begin commands until one has to wait; that one and the rest go to the queue. Then send what is due."""
+        """Begin commands until one has to wait, and queue that command and the rest. Then send replies that are due."""
         replies, in_flight, fast_path, rounds = self.replies, self._in_flight, self._fast_path, self._in_flight.rounds
         count, issued, values, begun = len(commands), replies.issued, in_flight.value_bytes, 0
         rounds.left -= 1
@@ -107,7 +107,7 @@ class Pipeline:
         if begun < count:
             self._begin_all(islice(commands, begun, None))
         if replies.answered == replies.issued and issued == in_flight.accounted and values == in_flight.value_bytes:
-            in_flight.accounted = replies.issued  # all that this round has begun is answered
+            in_flight.accounted = replies.issued  # every command that this round began is answered
         else:
             in_flight.limit.begin(replies.issued - issued, in_flight.value_bytes - values)
         if replies.due:
@@ -130,7 +130,7 @@ class Pipeline:
         return None
 
     def _begin(self, words: Words) -> bool:
-        """Begin any command. False if it has to wait: while the client does not read, every command has to."""
+        """Begin any command. Return False if it has to wait, as every command does while the client does not read."""
         if self.replies.is_full:
             return False
         if isinstance(words, OversizedCommand):
@@ -158,7 +158,7 @@ class Pipeline:
             return True
 
     def check(self, words: Words) -> None:
-        """Raise CommandError if the user may not do the command now. A refusal spoils a transaction."""
+        """Raise CommandError if the user may not execute the command now. A refusal marks a transaction as failed."""
         if self.gate is None:
             return
         try:
@@ -168,7 +168,8 @@ class Pipeline:
             raise
 
     def _act(self, handler: Alone, words: Words) -> bool:
-        """Carry out a command that is more than operations on keys. False if it has to wait. Raises CommandError."""
+        """Execute a command that is more than operations on keys. Return False if it has to wait. Raises
+        CommandError."""
         if handler.begins_operations and self._in_flight.is_crowded():
             return False
         if self.replies.in_flight() or not self.replies.reserve(handler.reply_bytes(self, words)):
@@ -177,9 +178,9 @@ class Pipeline:
         return True
 
     def perform(self, found: Plan) -> bool:
-        """Carry a plan out. False if it has to wait. Raises CommandError."""
+        """Execute a plan. Return False if it has to wait. Raises CommandError."""
         if self.gate is not None and isinstance(found, Several):
-            self.gate.check_ops(found.ops)  # none of it is done if one may not be
+            self.gate.check_ops(found.ops)  # all operations are allowed or none is submitted
         match found:
             case Reply(data):
                 self.replies.reply(data)
@@ -207,7 +208,7 @@ class Pipeline:
             found = together(found)
         rates = self.server.rates()
         if rates is not None and (refusal := rates.refusal_or_none(_keys_of(ops))) is not None:
-            self.replies.reply(replies.failure(refusal))  # none of it is done if not all may be
+            self.replies.reply(replies.failure(refusal))  # all operations are admitted or none is submitted
             return True
         in_flight.note(found, ops)
         gathered = Gather(self.replies, self.replies.next_number(), found)
@@ -215,10 +216,11 @@ class Pipeline:
         gathered.submit()
         return True
 
-    # ── waiting and going on ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _stall(self, words: Words | None, rest: Iterable[Words]) -> None:
-        """Keep commands until all in flight are answered, or half of them if as many as allowed are in flight."""
+        """Keep commands until all in flight are answered, or half of them if the connection has its maximum in
+        flight."""
         if words is not None:
             self.waiting.append(words)
         self.waiting.extend(rest)
@@ -229,7 +231,7 @@ class Pipeline:
         self.stream.pause_reading()
 
     def resume(self) -> None:
-        """Begin the commands that wait, if they may begin."""
+        """Begin the waiting commands, if they may begin."""
         if self.replies.rereads.numbers:
             self.replies.read_again()
         if (
@@ -252,7 +254,7 @@ class Pipeline:
             self.client.caught_up()
 
     def continue_reading(self) -> None:
-        """Read more, because all commands that waited have begun."""
+        """Read more input, because all waiting commands have begun."""
         if self.is_closing or self._is_ended:
             self.close_when_done()
         else:
@@ -280,7 +282,7 @@ class Pipeline:
         return self.replies.in_flight() > 0 or bool(self.waiting)
 
     def lose(self) -> None:
-        """Note that the client is gone."""
+        """Note that the client has disconnected."""
         self.is_closing = True
         self.waiting.clear()
         self.replies.lose()
@@ -303,7 +305,7 @@ class Pipeline:
     # ── for the handlers of the kind Alone ────────────────────────────────────────────────────────────────────────────
 
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
-        """Reply with the result of `work`. No other command begins meanwhile."""
+        """Reply with the result of `work`. No other command begins before `work` has ended."""
         number = self.replies.next_number()
         self.is_busy = True
         self.server.spawn(self._finish(number, work))
@@ -329,7 +331,7 @@ async def reply_of(work: Coroutine[Any, Any, bytes], client: str) -> bytes:
     except StoreError as error:
         return replies.failure(error)
     except Exception:  # the root of a task: a client's command must not end the server
-        log.exception("a command of %s failed", client)
+        log.exception("a command failed client=%s", client)
         return replies.error("ERR internal error; see the server's log")
 
 
