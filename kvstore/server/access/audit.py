@@ -4,9 +4,9 @@
      "outcome": text, "why": text, "took_ms": number}                                  empty fields are left out
 
 An address with very many lines within a minute gets no further ones, except for changes. The lines name the request as
-it was made; they contain no password, no hash and no value. They do not pass through a logger, so that no log level
-applies to them (kvstore/env/logs/audit_lines.py): a node with a directory for logs has a file for them there, which is
-rotated, and other nodes write them to the log.
+it was made; they contain no password, no hash and no value. They do not pass through a logger, so no log level applies
+to them (kvstore/env/logs/audit_lines.py): a node with a directory for logs has a rotated file for them there, and other
+nodes write them to the log.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kvstore.errors import StoreError
 from kvstore.rpc.status import listed, reason_of
 
 LINES_MAX, LINES_S = 120, 60.0
-"""Of one address within that time. What is more is counted: a flood of calls must not have the log's own rotation
-remove what others did."""
+"""Maximum number of lines of one address within this many seconds. Further lines are counted, because a flood of
+calls must not make the log's rotation remove the lines of others."""
 ADDRESSES_MAX = 1_000
 WHY_CHARACTERS_MAX = 300
 NOBODY = "-"
@@ -95,7 +95,7 @@ class AuditLog:
         return orjson.dumps(line).decode()
 
     def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
-        """Write that something was refused."""
+        """Write a line for a refusal."""
         self.note(who, address, call, reason_of(listed(type(error))), why=str(error))
 
     def _is_due(self, address: str, *, is_change: bool) -> bool:
@@ -123,11 +123,11 @@ class AuditLog:
 
 
 def caller_of(address: str) -> str:
-    """Name those whose lines are counted together: an address of a door or a login, without its port; of IPv6 the
-    network, of which one machine may have every address."""
+    """Return the address under which lines are counted: without the port; for IPv6, the network, because one machine
+    may own every address of it."""
     text = address.removeprefix("ipv4:").removeprefix("ipv6:")
     if "/" in text:
-        return text  # a network already
+        return text  # already a network
     if text.startswith("["):
         host = text[1:].partition("]")[0]
     else:
@@ -137,7 +137,7 @@ def caller_of(address: str) -> str:
 
 @dataclass(slots=True)
 class _AddressLines:
-    """An address, since its first line of a minute."""
+    """The lines of an address since the first one of a minute."""
 
     since: float
     lines: int = 0

@@ -1,4 +1,4 @@
-"""The gate of the gRPC door: who calls, whether he may, and whether he still may while a call lasts."""
+"""Authentication and authorization of gRPC calls, at their start and while they last."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kvstore.server.routing.backend import Backend
 
 AUTHORIZATION = "authorization"
 WAITING = frozenset(("/kvstore.v1.Feed/Changes",))
-"""Methods of one answer that wait for news and change nothing. Any other one that has begun runs to its end: what it
-was asked to do may be done by then, and a refusal would say that it is not."""
+"""Unary methods that wait for news and change nothing. Any other unary call that has begun runs to its end, because
+its work may be done by then, and a refusal would claim that it is not."""
 _caller: ContextVar[UserIdentity | None] = ContextVar("caller", default=None)
 
 
 class _RevocableCall:
-    """A call that is ended when its caller may not go on."""
+    """A call that is ended when its caller loses the permission."""
 
     __slots__ = ("check", "refused", "task")
 
@@ -37,7 +37,7 @@ class _RevocableCall:
 
 
 class CallGate:
-    """The gate of one server's gRPC door: a kvstore.rpc.gate.Gate."""
+    """The gate of one server's gRPC port: a kvstore.rpc.gate.Gate."""
 
     def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins
@@ -49,17 +49,17 @@ class CallGate:
         return self._access.is_on
 
     def caller(self) -> str:
-        """The user of the present call; empty where nobody was asked."""
+        """Return the user of the present call, with the token; empty if access control is off."""
         identity = _caller.get()
         return identity.who if identity is not None and self._access.is_on else ""
 
     def user(self) -> str:
-        """The name of the user of the present call, without his token's; empty where nobody was asked."""
+        """Return the name of the user of the present call, without the token; empty if access control is off."""
         identity = _caller.get()
         return identity.name if identity is not None and self._access.is_on else ""
 
     def guarded(self, backend: Backend) -> Backend:
-        """The backend as the caller of the present call may use it."""
+        """Return the backend with the permissions of the caller of the present call."""
         if not self._access.is_on:
             return backend
         return Guard(self._access, _caller.get() or self._access.nobody, backend, caller_of())
@@ -73,10 +73,10 @@ class CallGate:
                 identity = await self._identify(context)
             need(identity, request)
             if lasts:
-                # Before it may be cancelled: a head that is on its way would be sent once more with the status, which
-                # gRPC refuses, and the client would wait for ever.
+                # Send the metadata before the call may be cancelled: otherwise metadata in flight would be sent again
+                # with the status, which gRPC refuses, and the client would wait forever.
                 await context.send_initial_metadata(())
-                need(identity, request)  # there may be another table by now
+                need(identity, request)  # the access table may have changed
         except StoreError as error:
             self._note(identity.who, context, method, error)
             await abort(context, error)
@@ -98,14 +98,14 @@ class CallGate:
             self._revocable.pop(call, None)
 
     async def _identify(self, context: Any) -> UserIdentity:
-        """Find out who calls: by the header, else by the certificate; nobody if he says nothing. Raises
+        """Identify the caller by the header, else by the certificate; nobody if there is neither. Raises
         NotAuthenticated, Overloaded."""
         for name, value in context.invocation_metadata() or ():
             if name == AUTHORIZATION:
                 said = credentials_or_none(value) if isinstance(value, str) else None
                 if said is None:
                     raise NotAuthenticated(
-                        "want authorization: Basic with user and password in base64, or Bearer with a token"
+                        "expected authorization: Basic with user and password in base64, or Bearer with a token"
                     )
                 return await self._logins.login(*said, address_of(caller_of(context)))
         names = context.auth_context().get("x509_common_name") or ()
@@ -118,7 +118,7 @@ class CallGate:
         self._access.refused(user, caller_of(context), method.rpartition(".")[2], error)
 
     def _recheck(self) -> None:
-        """There is another table: calls that may not go on end."""
+        """Apply the new access table: end calls that are no longer allowed."""
         for call in list(self._revocable):
             try:
                 call.check()

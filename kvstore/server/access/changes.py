@@ -21,9 +21,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHANGES_MAX = 64
-"""Changes of one node that are under way, whether their callers still wait or not; further ones are refused."""
+"""Maximum number of changes of one node in flight, whether their callers still wait or not. Further changes are
+refused."""
 CHANGE_S = 600.0
-"""The longest time that a change may take; its outcome is unknown after that."""
+"""Maximum time in seconds that a change may take; after that its outcome is unknown."""
 DONE, UNKNOWN = "OK", reason_of(OutcomeUnknown)
 
 
@@ -36,12 +37,14 @@ class AdminChanges:
         self._last = 0
 
     async def make(self, by: CallAuthor, call: str, work: Callable[[], Awaitable[T]], arguments: str = "") -> T:
-        """Record a change, do it by `work`, and record its outcome. The change continues if the caller is cancelled.
+        """Record a change, make it by calling `work`, and record its outcome. The change continues if the caller is
+        cancelled.
 
-        Raises Overloaded if too many changes are under way, Unavailable if the audit log cannot be written,
-        OutcomeUnknown, and the errors of `work`."""
+        Raises Overloaded if too many changes are in flight, Unavailable if the audit log cannot be written,
+        OutcomeUnknown, and the errors of `work`.
+        """
         if self._under_way >= CHANGES_MAX:
-            overloaded = Overloaded(f"expected at most {CHANGES_MAX} changes under way, got one more; try again later")
+            overloaded = Overloaded(f"expected at most {CHANGES_MAX} changes in flight, got one more; try again later")
             self._audit.refused(*by, call, overloaded)
             raise overloaded
         ended: list[T | BaseException] = []
@@ -78,7 +81,8 @@ class AdminChanges:
         except asyncio.CancelledError:
             why = "the node stopped"
             raise
-        except Exception as error:  # the root of a task: the endpoint reports it, as if it had called `work` itself
+        # the root of a task: the endpoint reports the error, as if it had called `work` itself
+        except Exception as error:
             log.exception("change=%d call=%s failed", number, call)
             why = repr(error)
             ended.append(error)

@@ -1,5 +1,5 @@
-"""Asks at the HTTP door: 401 for whoever does not say who he is, 403 for whoever may not. Knows callers of the gateway
-there."""
+"""Authentication and authorization on the HTTP port: 401 without authentication, 403 without permission. Also
+identifies callers of the gateway."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ ASK = {"WWW-Authenticate": 'Basic realm="kvstore", charset="UTF-8"'}
 
 
 class HttpAuthenticator:
-    """The doorman of one node's HTTP door."""
+    """Authenticates the requests of one node's HTTP port."""
 
     def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody is asked who he is."""
+        """True if access control is on."""
         return self._access.is_on
 
     async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
-        """The answer to a request that may not be done; None if it may."""
+        """Return the response to a request that is not allowed; None if it is allowed."""
         need = HTTP_NEEDS.get(request.path, admin)
         if not self._access.is_on or need is nothing:
             return None
@@ -48,15 +48,15 @@ class HttpAuthenticator:
         return None
 
     async def identify(self, request: web.BaseRequest) -> UserIdentity:
-        """Find out who asks: by the header, else by the certificate; nobody if he says nothing, or is not asked. Raises
-        NotAuthenticated, Overloaded."""
+        """Identify the caller by the header, else by the certificate; nobody if there is neither, or if access
+        control is off. Raises NotAuthenticated, Overloaded."""
         if not self._access.is_on:
             return self._access.nobody
         header = request.headers.get("Authorization")
         if header is not None:
             said = credentials_or_none(header)
             if said is None:
-                raise NotAuthenticated("want Authorization: Basic with user and password, or Bearer with a token")
+                raise NotAuthenticated("expected Authorization: Basic with user and password, or Bearer with a token")
             return await self._logins.login(*said, network_of(request.remote or "?"))
         certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
         found = self._access.of_certificate(common_names(certificate))
@@ -65,15 +65,15 @@ class HttpAuthenticator:
         return found or self._access.nobody
 
     def guarded(self, identity: UserIdentity, request: web.BaseRequest, backend: Backend) -> Backend:
-        """The backend as he may use it."""
+        """Return the backend with the permissions of the caller."""
         return Guard(self._access, identity, backend, request.remote or "?") if self._access.is_on else backend
 
     def refused(self, identity: UserIdentity | None, request: web.BaseRequest, call: str, error: StoreError) -> None:
-        """Count a refusal, and have it in the audit log. None: nobody knows who it was."""
+        """Count a refusal and write it to the audit log. None: the caller is unknown."""
         self._access.refused("" if identity is None else identity.who, request.remote or "?", call, error)
 
     def on_change(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each change of who may do what; returns what ends that."""
+        """Call `changed` after each change of permissions. Returns the function that ends this."""
         return self._access.on_change(changed)
 
     def _refusal(

@@ -1,4 +1,4 @@
-"""Receives sessions on the Redis port: by user and password, or by certificate, where the cluster asks."""
+"""Authentication of sessions on the Redis port, by user and password or by certificate."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from kvstore.server.access.logins import Logins
 
 
 class UnauthenticatedStream(Protocol):
-    """Somebody at the door: kvstore.server.grpc.stream.SessionStream."""
+    """A stream that waits for its authentication: kvstore.server.grpc.stream.SessionStream."""
 
     def accept_client(self, identity: UserIdentity | None) -> None: ...
     def refuse(self, text: str) -> None: ...
 
 
 class StreamAuthenticator:
-    """The doorman of one server's Redis port."""
+    """Authenticates the sessions of one server's Redis port."""
 
     def __init__(self, access: Access, logins: Logins, nursery: Nursery) -> None:
         self.access, self._logins, self._nursery = access, logins, nursery
 
     def receive(self, handler: UnauthenticatedStream, login: list[bytes], stream: Stream) -> None:
-        """Welcome it, or turn it away, now or when its password is checked. `login`: user and password, or nothing."""
+        """Accept or refuse the client, now or once its password is checked. `login`: user and password, or empty."""
         if not self.access.is_on:
             return handler.accept_client(None)
         peer: Any = stream.get_extra_info("peername") or ("?", 0)

@@ -1,6 +1,7 @@
-"""How much the gateway has under way at a time: requests, watches, and the bytes of bodies and answers. Decides only.
+"""Limits of what the gateway has in flight: requests, watches, and the bytes of bodies and responses. Decides only.
 
-A crowd here takes no more than this, and one more is refused before anything of it is done.
+However many clients there are, the gateway takes no more than this. A further request is refused before any part of it
+is done.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ from contextlib import contextmanager
 from kvstore.errors import Overloaded
 
 BYTES_MAX = 64 << 20
-"""Bodies that came and are not stored yet, and answers that are not sent yet."""
+"""Maximum number of bytes of bodies that have arrived and are not stored yet, and of responses that are not sent
+yet."""
 
 
 class GatewayCapacity:
-    """The room of one server's gateway."""
+    """The capacity of one server's gateway."""
 
     def __init__(self, requests_max: int, watches_max: int, bytes_max: int = BYTES_MAX) -> None:
         self.requests = self.watches = self.bytes = 0
         self.refused = 0
-        """Requests for which there was no room, since the start."""
+        """Requests refused because of missing capacity, since the start."""
         self._requests_max, self._watches_max, self._bytes_max = requests_max, watches_max, bytes_max
 
     @contextmanager
     def request(self) -> Iterator[RequestBytes]:
-        """A place for a request. Raises Overloaded."""
+        """Take a slot for a request. Raises Overloaded."""
         if self.requests >= self._requests_max:
             self.refused += 1
-            raise Overloaded(f"{self.requests} HTTP requests are under way at this server; ask again")
+            raise Overloaded(f"{self.requests} HTTP requests are in flight at this server; try again")
         self.requests += 1
         load = RequestBytes(self)
         try:
@@ -39,10 +41,10 @@ class GatewayCapacity:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """A place for a watch. Raises Overloaded."""
+        """Take a slot for a watch. Raises Overloaded."""
         if self.watches >= self._watches_max:
             self.refused += 1
-            raise Overloaded(f"{self.watches} watches over HTTP are open at this server; ask again")
+            raise Overloaded(f"{self.watches} HTTP watches are open at this server; try again")
         self.watches += 1
         try:
             yield
@@ -50,21 +52,22 @@ class GatewayCapacity:
             self.watches -= 1
 
     def take(self, size: int, *, must: bool) -> None:
-        """Raises Overloaded, unless it `must` be taken."""
+        """Count bytes. Raises Overloaded if they do not fit, unless they `must` be counted."""
         if not must and self.bytes and self.bytes + size > self._bytes_max:
             self.refused += 1
-            raise Overloaded("the HTTP bodies and answers under way are too large together; ask again")
+            raise Overloaded("the HTTP bodies and responses in flight are too large in total; try again")
         self.bytes += size
 
 
 class RequestBytes:
-    """The bytes of one request."""
+    """The bytes that one request holds."""
 
     def __init__(self, room: GatewayCapacity) -> None:
         self._room, self._bytes = room, 0
 
     def take(self, size: int, *, must: bool = False) -> None:
-        """Raises Overloaded. What has been done `must` be told, so its answer is always taken."""
+        """Count bytes of the request. Raises Overloaded. The response to a completed write `must` be sent, so it is
+        always counted."""
         self._room.take(size, must=must)
         self._bytes += size
 

@@ -1,8 +1,8 @@
-"""The HTTP/JSON gateway: the operations of the other doors for whoever speaks HTTP, on the node's HTTP port.
+"""The HTTP/JSON gateway: the operations of the other endpoints for HTTP clients, on the node's HTTP port.
 
-routes.py says what there is, requests.py reads it, answers.py tells the result; here it is done. The same backend, the
-same rights, the same errors and request ids as over gRPC. All that a client can make it hold has a bound (room.py), and
-every wait for him has an end.
+routes.py lists the routes, requests.py reads requests, answers.py encodes results; this module executes them. The
+backend, permissions, errors and request ids are those of gRPC. Everything that a client can make the gateway hold is
+bounded (capacity.py), and every wait for a client has a time limit.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from kvstore.server.routing.pending import check_one_partition
 from kvstore.server.routing.scan_slots import ScanSlots
 
 OWN_SITE = frozenset(("none", "same-origin"))
-"""Values of Sec-Fetch-Site with which a browser may write: its user typed the address, or the page is of this server. A
-site is a registered domain, so that `same-site` is said of other hosts and ports as well."""
+"""Values of Sec-Fetch-Site with which a browser may write: its user typed the address, or the page is from this
+server. A site is a registered domain, so `same-site` also covers other hosts and ports and is not enough."""
 JSON_BYTES_MAX = 2 << 20
-"""Of a JSON body: it is read in one turn of the event loop."""
+"""Maximum size of a JSON body in bytes, because it is parsed in one turn of the event loop."""
 BODY_S, SEND_S = 30.0, 30.0
-"""How long a body may take to come, and an answer to be taken."""
+"""Time in seconds within which a body must arrive, and within which the client must take the response."""
 SHARE = 4
-"""Of the connections of the HTTP port a quarter may have requests under way, and a quarter watches; so there are
-always some for health."""
+"""Divisor of the connection limit of the HTTP port. A quarter of the connections may have requests in flight and a
+quarter may have watches, so some are always left for health checks."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 GONE = (ConnectionError, web.RequestPayloadError)
 
@@ -77,9 +77,9 @@ class GatewayCall:
     identity: UserIdentity
     asked: ParsedRequest
     token: Mapping[str, int]
-    """What the client has seen, by partition; under RING the version of its ring."""
+    """Sequences that the client has seen, by partition. Under RING: the version of its ring."""
     backend: Backend
-    """As the caller may use it."""
+    """The backend, with the permissions of the caller."""
     held: RequestBytes
 
     @property
@@ -92,14 +92,14 @@ class GatewayCall:
 
 
 class Gateway:
-    """The gateway of one server, from its making to `close`."""
+    """The gateway of one server. It serves until `close`."""
 
     def __init__(
         self, env: Env, backend: Backend, server: str, feeds: Feeds, batches: BatchBudget,
         authenticator: HttpAuthenticator, connections_max: int, scans: ScanSlots | None = None,
     ) -> None:  # fmt: skip
-        """`batches`: the room for what batches read, of all doors. `connections_max`: those of the HTTP port.
-        `scans`: the places of scans of all endpoints."""
+        """`batches`: the budget for reads of batches, shared by all endpoints. `connections_max`: the connection
+        limit of the HTTP port. `scans`: the slots for scans, shared by all endpoints."""
         self._env, self._backend, self._server, self._authenticator = env, backend, server, authenticator
         self._batches = batches
         self._watches = HttpWatches(feeds, authenticator)
@@ -124,12 +124,12 @@ class Gateway:
         }
 
     def close(self) -> None:
-        """Take nothing more, and end the watches. What is under way ends by itself."""
+        """Accept no more requests, and end the watches. Requests in flight end by themselves."""
         self._is_closing = True
         self._watches.close()
 
     def statistics(self) -> dict[str, Any]:
-        """Numbers of the server's part, for metrics."""
+        """Return the numbers for the metrics of the server."""
         return {
             "http_request_s": self._histograms,
             "http_requests": self._capacity.requests,
@@ -138,7 +138,7 @@ class Gateway:
         }
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request below /v1/. It is sent when this returns."""
+        """Answer a request below /v1/. The response has been sent when this returns."""
         began = self._env.clock.now()
         path, query = requests.path_and_query(request.raw_path)
         route: Route | None = None
@@ -146,7 +146,7 @@ class Gateway:
             route, key = _route_of(path, request)
             self._check_origin(request, route)
             if self._is_closing:
-                raise Unavailable("the node stops; ask another one")
+                raise Unavailable("the node is stopping; use another node")
             if route.answer is ResponseKind.EVENTS:
                 with self._capacity.watch():
                     return await self._watch(request, route, query)
@@ -170,11 +170,11 @@ class Gateway:
             partition = self._backend.topology.ring.partition_of(bytes_) if bytes_ else ""
             slow.note("door", route.name.upper(), took, key=bytes_, partition=partition)
 
-    # ── who asks, and for what ────────────────────────────────────────────────────────────────────────────────────────
+    # ── admission ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check_origin(self, request: web.BaseRequest, route: Route) -> None:
-        """Raise PermissionDenied for a request of another site's page: the page must not use the login, or the machine,
-        of the person who looks at it."""
+        """Raise PermissionDenied for a request from a page of another site, because the page must not use the login
+        or the machine of the person who reads it."""
         origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
         if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
             got = f"Origin {origin[:60]!r}"
@@ -187,11 +187,12 @@ class Gateway:
         raise error
 
     async def _admitted(self, request: web.BaseRequest, route: Route) -> UserIdentity:
-        """Raises NotAuthenticated, PermissionDenied, Overloaded."""
+        """Return the caller's identity. Raises NotAuthenticated, PermissionDenied, Overloaded."""
         identity: UserIdentity | None = None
         try:
             identity = await self._authenticator.identify(request)
-            if route.answer is not ResponseKind.EVENTS:  # of a watch it is asked when it is known what for
+            # the permissions of a watch are checked once its range is known
+            if route.answer is not ResponseKind.EVENTS:
                 HTTP_NEEDS.get(route.template, admin)(identity, None)
         except StoreError as error:
             self._authenticator.refused(identity, request, _call_of(route), error)
@@ -217,8 +218,11 @@ class Gateway:
             return reply._replace(headers={**reply.headers, **self._seal(token, asked.key)})
 
     def _seal(self, token: Mapping[str, int], key: bytes) -> dict[str, str]:
-        """Headers with what the client has seen with this answer, and the partition's time, by the ring of now. The
-        token names the latest ring that server or client know; what an older one here does not have, that may have."""
+        """Return headers with the session token and the partition's time, by the current ring.
+
+        The token names the latest ring that server or client knows. A partition that an older ring here does not have
+        may be in the client's ring, so its sequence is kept.
+        """
         ring, heard_of = self._backend.topology.ring, token.get(RING, 0)
         partition = ring.partition_of(key)
         sequence, time_ms = stand_of(self._backend, self._env.clock, partition)
@@ -251,9 +255,9 @@ class Gateway:
 
     async def _write(self, call: GatewayCall) -> GatewayReply:
         asked = call.asked
-        requests.write_op(asked, b"")  # what is wrong with it is reply before a body comes
+        requests.write_op(asked, b"")  # report a malformed request before its body arrives
         value = await self._value(call) if asked.route.body is Body.VALUE else await self._no_body(call)
-        op = requests.write_op(asked, value)  # its condition is the leader's to decide, now that all has come
+        op = requests.write_op(asked, value)  # the whole body has arrived: now the leader decides the condition
         backend = BudgetedBackend(call.backend, self._batches)
         result = await self._in_time(call, op, backend, requests.versions_of(asked))
         outcome = answers.outcome_of(op, result, as_base64=call.as_base64)
@@ -264,7 +268,7 @@ class Gateway:
 
     async def _batch(self, call: GatewayCall) -> GatewayReply:
         if call.request.content_type != answers.JSON:
-            raise WithStatus(415, f"want Content-Type: {answers.JSON}, got {call.request.content_type[:60]!r}")
+            raise WithStatus(415, f"expected Content-Type: {answers.JSON}, got {call.request.content_type[:60]!r}")
         op = requests.batch_of(call.asked, await self._body(call, JSON_BYTES_MAX))
         check_one_partition(op, self._backend.topology.ring.partition_of)
         results = await self._in_time(call, op, BudgetedBackend(call.backend, self._batches))
@@ -274,8 +278,11 @@ class Gateway:
         return reply._replace(headers=self._seal(call.token, op[1]))
 
     async def _in_time(self, call: GatewayCall, op: Op, backend: Submits, versions: Sequence[int] = ()) -> Any:
-        """The result. Whoever goes away takes nothing back. `versions`: any of them will do; a leader is asked for one
-        after the other, under one request id, which remembers nothing that was refused (docs/protocol.md P13)."""
+        """Return the result within the timeout. A disconnect does not cancel the operation.
+
+        `versions`: the condition accepts any of these versions. The leader is asked for one after the other under one
+        request id, because a refused attempt leaves nothing behind (docs/protocol.md P13).
+        """
         try:
             async with asyncio.timeout(call.timeout_ms / 1000):
                 while True:
@@ -325,7 +332,7 @@ class Gateway:
     async def _delete_range(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
         wanted, timeout_s = requests.deletion_of(call.asked), call.timeout_ms / 1000
-        try:  # of an empty range, too
+        try:  # check the permission for an empty range too
             call.identity.check(Right.WRITE, *wanted.bounds, "delete_range")
         except StoreError as error:
             self._authenticator.refused(call.identity, call.request, _call_of(call.asked.route), error)
@@ -337,7 +344,9 @@ class Gateway:
                     call.backend, self._env.clock, wanted, place, until=until, take=call.held.take
                 )
         except TimeoutError:
-            raise OutcomeUnknown(f"no answer within {call.timeout_ms} ms: keys may be deleted, and not all") from None
+            raise OutcomeUnknown(
+                f"no answer within {call.timeout_ms} ms; some of the keys may have been deleted"
+            ) from None
         return answers.json_reply(bodies.DeletedRange(deleted, UNSET if next_ is None else next_))
 
     async def _cluster(self, call: GatewayCall) -> GatewayReply:
@@ -371,7 +380,7 @@ class Gateway:
     # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _value(self, call: GatewayCall) -> bytes:
-        """The value that a request brings. Raises InvalidRequest, Overloaded."""
+        """Return the value that a request carries. Raises InvalidRequest, Overloaded."""
         if call.request.content_type != answers.JSON:
             return await self._body(call, VALUE_BYTES_MAX)
         read = bodies.read(await self._body(call, JSON_BYTES_MAX), bodies.ValueBody)
@@ -381,16 +390,17 @@ class Gateway:
         return value
 
     async def _no_body(self, call: GatewayCall) -> bytes:
-        """Raises InvalidRequest for one that has: what stands there would be left out."""
+        """Raise InvalidRequest if the request has a body, because it would be ignored."""
         if call.request.body_exists:
-            raise InvalidRequest(f"want no body of {call.asked.route.name}: what it needs stands in the query")
+            raise InvalidRequest(f"expected no body for {call.asked.route.name}, got one; use query parameters")
         return b""
 
     async def _body(self, call: GatewayCall, most: int) -> bytes:
-        """The body, of at most so many bytes, checked while it comes. Raises InvalidRequest, Overloaded."""
+        """Read the body, of at most `most` bytes, and check its size as it arrives. Raises InvalidRequest,
+        Overloaded."""
         request = call.request
         if encoding := request.headers.get("Content-Encoding"):
-            raise WithStatus(415, f"want no Content-Encoding, got {encoding[:60]!r}")
+            raise WithStatus(415, f"expected no Content-Encoding, got {encoding[:60]!r}")
         if (length := request.content_length or 0) > most:
             _refuse_size(most, length)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
@@ -404,43 +414,44 @@ class Gateway:
                     call.held.take(len(chunk))
                     data += chunk
         except TimeoutError:
-            raise WithStatus(408, f"the body has not come within {BODY_S:g} s") from None
+            raise WithStatus(408, f"expected the body within {BODY_S:g} s, but it did not arrive") from None
         except (*GONE, HttpProcessingError, HTTPException) as error:
-            raise InvalidRequest(f"want a whole body, got {error}") from None
+            raise InvalidRequest(f"expected a complete body, got {error}") from None
         return bytes(data)
 
 
 def _refuse_size(most: int, found: int) -> NoReturn:
-    raise WithStatus(413, f"want a body of at most {most} bytes, got {found} or more")
+    raise WithStatus(413, f"expected a body of at most {most} bytes, got {found} or more")
 
 
 def _check_coding(request: web.BaseRequest) -> None:
-    """Raises InvalidRequest for a transfer coding that nobody here takes away: what is left would be stored as if it
-    were the value (RFC 9112, 6.1)."""
+    """Raise InvalidRequest for a transfer coding that nothing here decodes: the encoded bytes would be stored as the
+    value (RFC 9112, 6.1)."""
     codings = [each.strip() for line in request.headers.getall("Transfer-Encoding", []) for each in line.split(",")]
     if [each.lower() for each in codings if each] not in ([], ["chunked"]):
-        raise WithStatus(501, f"want no Transfer-Encoding but chunked, got {', '.join(codings)[:60]!r}")
+        raise WithStatus(501, f"expected no Transfer-Encoding except chunked, got {', '.join(codings)[:60]!r}")
 
 
 def _call_of(route: Route) -> str:
-    """As the audit log names it."""
+    """Return the name of the route in the audit log."""
     return f"HTTP {route.method} {route.template}"
 
 
 def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
-    """The route, and the encoded key. Raises InvalidRequest."""
+    """Return the route and the encoded key. Raises InvalidRequest."""
     found = routes.template_of(path)
     if found is None:
-        raise WithStatus(404, f"no route {path[:60]!r}; /v1/openapi.json lists them")
+        raise WithStatus(404, f"expected a route of /v1/openapi.json, got {path[:60]!r}")
     methods = routes.TEMPLATES[found[0]]
     route = methods.get(request.method)
     if route is None:
-        raise WithStatus(405, f"want {' or '.join(methods)}, got {request.method[:20]}", Allow=", ".join(methods))
+        raise WithStatus(405, f"expected {' or '.join(methods)}, got {request.method[:20]}", Allow=", ".join(methods))
     return route, found[1]
 
 
 def _is_wanted(asked: ParsedRequest, version: int) -> bool:
-    """Whether a read's record is to be reply; `version` 0: it is absent. Raises ConditionFailed, InvalidRequest."""
+    """Return True if a read must return the record. `version` 0: the key is absent. Raises ConditionFailed,
+    InvalidRequest."""
     match_ = asked.given.get(routes.IF_MATCH.key)
     if match_ is not None:
         is_met = version > 0 if match_.strip() == "*" else version in requests.strong_versions_of(match_)
@@ -453,7 +464,7 @@ def _is_wanted(asked: ParsedRequest, version: int) -> bool:
 
 
 async def _send(request: web.BaseRequest, reply: GatewayReply) -> web.Response:
-    """Send an answer here, where it counts as under way until it is taken."""
+    """Send a response. The request counts as in flight until the client has taken it."""
     response = web.Response(
         status=reply.status,
         body=reply.body,
@@ -468,5 +479,5 @@ async def _send(request: web.BaseRequest, reply: GatewayReply) -> web.Response:
         if request.transport is not None:
             request.transport.abort()
     except ConnectionError:
-        return response  # the client is gone; what was done is done
+        return response  # the client has disconnected; the operation is done
     return response

@@ -1,11 +1,11 @@
 """Watches over HTTP: the change feed as server-sent events.
 
-    id: p1=17                      where the watch goes on behind this event
-    event: change                  or position (nothing new: the heartbeat), or error (the last one)
+    id: p1=17                      the position at which the watch continues after this event
+    event: change                  or position (a heartbeat without news), or error (the last event)
     data: {…}
 
-A browser's EventSource comes back by itself with the last id. A reader who takes nothing is cut off as at the other
-doors; one message of one partition waits for him, and nobody else does.
+A browser's EventSource reconnects by itself with the last id. A client that reads nothing is disconnected, as at the
+other endpoints. One message of one partition waits for it, and no other client does.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from kvstore.server.gateway import answers, requests, routes
 from kvstore.server.gateway.requests import ParsedRequest
 
 RETRY_MS = 2_000
-"""After which a browser whose stream has ended comes back."""
+"""Milliseconds after which a browser whose stream has ended reconnects."""
 EXACT_MAX = 16
-"""Partitions. An id names all that are followed; where they are more, only the last change of a message has one, and
-whoever comes back may see some changes of that message again."""
+"""Number of partitions up to which every change has an id. An id names all partitions that are followed. With more
+partitions, only the last change of a message has an id, so a client that reconnects may see some changes of that
+message again."""
 WRITE_BYTES = 64 << 10
-"""About how much is written before the network is waited for."""
+"""Approximate number of bytes written before the stream waits for the network."""
 END_S = 5.0
-"""A reader who takes nothing any more has so long to take the reason."""
-STOPS = "the node stops; go on at another one, behind the last id"
+"""Time in seconds that a client that reads nothing has to take the reason."""
+STOPS = "the node is stopping; continue at another node after the last id"
 
 
 class _OpenWatch:
-    """A watch that is open."""
+    """An open watch."""
 
     __slots__ = ("check", "refused", "timeout")
 
@@ -61,7 +62,7 @@ class HttpWatches:
         self._forget = authenticator.on_change(self._recheck)
 
     def close(self) -> None:
-        """End all. Their clients go on elsewhere."""
+        """End all watches. Their clients continue at other nodes."""
         self._forget()
         for each in list(self._open):
             each.end(Unavailable(STOPS))
@@ -74,8 +75,8 @@ class HttpWatches:
         check: Callable[[], None],
         note: Callable[[StoreError], None],
     ) -> web.StreamResponse:
-        """Send what is watched until the client goes. `check` raises once he may not see it any more; `note` is told
-        so. Raises StoreError before anything was sent."""
+        """Send changes until the client disconnects. `check` raises once the user may no longer see them, and `note`
+        is called with that error. Raises StoreError if nothing has been sent yet."""
         stream, opened = EventStream(request, asked), _OpenWatch(check)
         self._open[opened] = None
         try:
@@ -99,7 +100,7 @@ class HttpWatches:
         return stream.response
 
     def _recheck(self) -> None:
-        """There is another table: watches that may not go on end."""
+        """Apply the new access table: end watches that are no longer allowed."""
         for opened in list(self._open):
             try:
                 opened.check()
@@ -108,7 +109,7 @@ class HttpWatches:
 
 
 class EventStream:
-    """The messages of one watch, as events. Its head goes out with the first."""
+    """The messages of one watch as events. The response headers are sent with the first event."""
 
     def __init__(self, request: web.BaseRequest, asked: ParsedRequest) -> None:
         headers = {**answers.COMMON, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
@@ -120,7 +121,7 @@ class EventStream:
         self._position: dict[str, int] = {}
 
     async def write(self, message: kv_pb2.WatchResponse) -> None:
-        """Returns when the network can take more. Raises ConnectionError."""
+        """Write the events of a message, and return when the network can take more. Raises ConnectionError."""
         if not self.is_begun:
             self.is_begun = True
             await self.response.prepare(self._request)
@@ -143,15 +144,15 @@ class EventStream:
         return None
 
     async def fail(self, error: StoreError) -> None:
-        """Tell why nothing more comes, or end the connection at once if its reader takes nothing."""
+        """Send the reason for the end, or abort the connection if the client reads nothing."""
         try:
             async with asyncio.timeout(END_S):
                 await self.response.write(_event("error", answers.error_reply(error).body, ""))
                 await self.response.write_eof()
         except ConnectionError:
-            return  # the client is gone
+            return  # the client has disconnected
         except (TimeoutError, asyncio.CancelledError):
-            # A wait that was cancelled once, because of this very reader, is cancelled for whoever waits again.
+            # A write that was cancelled once, because of this client, is cancelled again for the next write that waits.
             if self._request.transport is not None:
                 self._request.transport.abort()
             task = asyncio.current_task()

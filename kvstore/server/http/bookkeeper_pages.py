@@ -1,8 +1,8 @@
 """The admin pages of Apache BookKeeper that probes and operators' tools read, under Apache's paths and with Apache's
-JSON: Helm charts of Apache Pulsar probe them.
+JSON. Helm charts of Apache Pulsar probe them.
 
-The four probes need no user, as /healthz and /readyz do. `info` and `cluster_info` need a user, as /metrics does. All
-pages are read-only: a bookie of ours becomes read-only by itself when its disk is full, and no page changes that.
+The four probes need no user, like /healthz and /readyz. `info` and `cluster_info` need a user, like /metrics. All pages
+are read-only: a bookie becomes read-only by itself when its disk is full, and no page changes that.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _BOOKIE = "/api/v1/bookie"
 PROBES = frozenset((HEARTBEAT, *(f"{_BOOKIE}/{each}" for each in ("is_ready", "state", "state/readonly"))))
 """Pages that need no user and no certificate."""
 CLUSTER_INFO_KEPT_S = 1.0
-"""How long a summary of the cluster is reused: it costs requests to the metadata store."""
+"""Seconds for which a summary of the cluster is reused, because it costs requests to the metadata store."""
 CLUSTER_INFO_S = 5.0
-"""How long a request waits for the metadata store; after that the answer is 503."""
+"""Seconds that a request waits for the metadata store; after that the response is 503."""
 
 
 class ShownBookie(Protocol):
-    """A node, starting or running, as these pages show it."""
+    """A starting or running node, as these pages show it."""
 
     def not_live(self) -> list[str]:
-        """Return why the process should be restarted; empty if it works."""
+        """Return the reasons why the process should be restarted; empty if it is healthy."""
         ...
 
     def bookie_state(self) -> BookieState | None:
@@ -41,7 +41,7 @@ class ShownBookie(Protocol):
         ...
 
     def bookie_space(self) -> tuple[int, int]:
-        """Return the bookie's bytes in total and its free bytes. Raises OSError, and Unavailable while it starts."""
+        """Return the bookie's total and free bytes. Raises OSError, and Unavailable while the bookie starts."""
         ...
 
     async def cluster_info(self) -> BookieSummary:
@@ -51,7 +51,7 @@ class ShownBookie(Protocol):
 
 
 class AdminPage(NamedTuple):
-    """The answer of one page."""
+    """The response of one page."""
 
     status: int
     text: str
@@ -62,7 +62,7 @@ NO_BOOKIE = AdminPage(404, "404: this node has no bookie\n")
 
 
 class BookkeeperPages:
-    """The admin pages of Apache's bookie as one node answers them."""
+    """The admin pages of Apache's bookie, as one node serves them."""
 
     def __init__(self, shown: ShownBookie, now: Callable[[], float]) -> None:
         self._shown, self._now = shown, now
@@ -78,7 +78,7 @@ class BookkeeperPages:
         }
 
     def paths(self) -> frozenset[str]:
-        """Return the paths that are answered here."""
+        """Return the paths that are served here."""
         return frozenset(self._pages)
 
     async def answer(self, path: str) -> web.Response:
@@ -123,7 +123,8 @@ class BookkeeperPages:
         return _json(freeSpace=free, totalSpace=total)
 
     async def _cluster_info(self) -> AdminPage:
-        """Read the summary for all requests of CLUSTER_INFO_KEPT_S together, failures too."""
+        """Return the summary, read at most once in CLUSTER_INFO_KEPT_S seconds for all requests. Failures are reused
+        too."""
         async with self._turn:
             if self._now() >= self._kept_until:
                 self._kept = await self._read_cluster_info()
@@ -151,5 +152,5 @@ class BookkeeperPages:
 
 
 def _json(**fields: bool | int | str) -> AdminPage:
-    """Return the fields as Apache's JSON printer writes them, because scripts search its text."""
+    """Return the fields in the format of Apache's JSON printer, because scripts search its text."""
     return AdminPage(200, json.dumps(fields, indent=2, separators=(",", " : ")), "application/json")

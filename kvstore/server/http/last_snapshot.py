@@ -1,4 +1,4 @@
-"""How old the last good snapshot is, as far as this node knows: for an alarm when nobody takes them any more."""
+"""The age of the last finished snapshot, as far as this node knows, for an alert when snapshots stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CHECK_S = 30.0
 
 
 class LastSnapshot:
-    """Looks from `start` to `close`: when it is told of a change, and now and then."""
+    """Reads the record of the last snapshot from `start` to `close`: when a watch reports a change, and
+    periodically."""
 
     def __init__(self, env: Env, store: MetadataStore) -> None:
         self._env, self._store = env, store
@@ -35,7 +36,7 @@ class LastSnapshot:
         await self._nursery.close()
 
     def statistics(self) -> dict[str, float]:
-        """Nothing while there is no snapshot: an alarm must not take that for a fresh one."""
+        """Return nothing while there is no snapshot, because an alert must not take that for a recent one."""
         last = self._last
         if last is None:
             return {}
@@ -48,5 +49,5 @@ class LastSnapshot:
             try:
                 self._last = await last_snapshot_or_none(self._store)
             except StoreError as error:
-                log.warning("the last snapshot is not known, what was known stays: %s", error)
+                log.warning("cannot read the last snapshot, keeping the previous record: %s", error)
             await wait_within(self._changed, CHECK_S)

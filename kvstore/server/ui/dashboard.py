@@ -1,5 +1,5 @@
-"""The dashboard of the cluster: its page, the page of a partition's ledgers, and the stream that keeps an open page
-fresh."""
+"""The dashboard of the cluster: its page, the page of a partition's ledgers, and the stream that updates an open
+page."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kvstore.server.ui.pages import HEADERS, Pages
 from kvstore.server.ui.view import live_of, page_of
 
 LIVE_S = 2.0
-"""How often an open page is told what is new."""
+"""Interval in seconds at which an open page is updated."""
 READER_S = 60.0
-"""For so long it is waited for a page that takes nothing: then its connection is ended, and its place is another's."""
+"""Seconds after which a page that reads nothing is disconnected, so that another page can use its slot."""
 STREAMS_MAX = 16
-"""Open pages; one more is told to come back, and shows what it was loaded with."""
+"""Maximum number of open pages with updates. A further page is asked to retry and keeps showing what it loaded."""
 
 MayGoOn = Callable[[], Awaitable[bool]]
 
@@ -49,12 +49,12 @@ class Dashboard:
         await self._nursery.close()
 
     async def page(self) -> web.Response:
-        """The cluster now. Takes as long as a survey: a second where somebody does not answer."""
+        """Return the page of the cluster. It takes as long as a survey: a second if a node does not answer."""
         return self._pages.html("page.html", page_of(await self._surveyor.take(), self._history))
 
     async def ledgers(self, partition: str) -> web.Response:
-        """The ledgers of a partition's log. One page is read at a time, however many ask: it costs a read of the
-        metadata store for each ledger."""
+        """Return the page of the ledgers of a partition's log. One page is read at a time, however many clients ask,
+        because it costs a read of the metadata store for each ledger."""
         try:
             async with self._turn:
                 found = await self._ledgers.ledgers(partition, newest=NEWEST)
@@ -65,10 +65,14 @@ class Dashboard:
         return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._surveyor.own().id))
 
     async def live(self, request: web.BaseRequest, may_go_on: MayGoOn) -> web.StreamResponse:
-        """Server-sent events until the page is closed, the node stops, or its user may not see it any more. Who asks
-        for the head alone gets that: a stream behind it would never end, and the head has no body."""
+        """Stream server-sent events until the page is closed, the node stops, or its user loses the permission. A
+        HEAD request gets only the headers, because a stream would never end."""
         if self._streams >= STREAMS_MAX:
-            return web.Response(text=f"503: {STREAMS_MAX} pages are open\n", status=503, headers={"Retry-After": "30"})
+            return web.Response(
+                text=f"503: expected at most {STREAMS_MAX} open pages with updates, got one more\n",
+                status=503,
+                headers={"Retry-After": "30"},
+            )
         head = {**HEADERS, "Content-Type": "text/event-stream"}
         if request.method == "HEAD":
             return web.Response(headers=head)
@@ -93,11 +97,11 @@ class Dashboard:
 
 
 async def _send(request: web.BaseRequest, answer: web.StreamResponse, event: bytes) -> None:
-    """Raises ConnectionError if the page is closed, or takes nothing for READER_S."""
+    """Send an event. Raises ConnectionError if the page is closed or reads nothing for READER_S seconds."""
     try:
         async with asyncio.timeout(READER_S):
             await answer.write(event)
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionAbortedError(f"want a reader, got one who takes nothing for {READER_S:g} s") from None
+        raise ConnectionAbortedError(f"the page has read nothing for {READER_S:g} s") from None

@@ -97,7 +97,7 @@ async def test_json_has_text_where_it_is_text_and_base64_elsewhere(world: World)
 async def test_a_json_body_that_is_none_says_what_it_should_be(world: World, body: bytes) -> None:
     answer = await world.ask("PUT", "/v1/keys/k", body, Content_Type="application/json")
     assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
-    assert "want" in answer.json["message"]
+    assert "expected" in answer.json["message"]
     assert world.backend.submitted == []
 
 
@@ -298,7 +298,7 @@ async def test_an_expiry_is_changed_and_taken_away(world: World) -> None:
 @pytest.mark.parametrize("target", ["/v1/increment/k", "/v1/expire/k?ttl_ms=1"])
 async def test_a_body_that_nobody_would_read_is_refused(world: World, target: str) -> None:
     answer = await world.ask("POST", target, b"delta=5")
-    assert (answer.status, "want no body" in answer.json["message"]) == (400, True)
+    assert (answer.status, "expected no body" in answer.json["message"]) == (400, True)
     assert world.backend.submitted == []
 
 

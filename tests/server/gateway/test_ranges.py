@@ -157,7 +157,7 @@ async def test_what_a_deletion_has_begun_is_not_told_as_refused(world: World, mo
     monkeypatch.setattr(world.backend, "submit", once)
     answer = await world.ask("DELETE", "/v1/keys?prefix=a")
     assert (answer.status, answer.json["outcome"]) == (504, "unknown")
-    assert "1 keys are deleted, not all: full" in answer.json["message"]
+    assert "1 keys were deleted, the rest were not: full" in answer.json["message"]
     answer = await world.ask("DELETE", "/v1/keys?prefix=a")
     assert (answer.status, answer.json["reason"], answer.json["outcome"]) == (429, "OVERLOADED", "refused")
 
@@ -198,7 +198,7 @@ async def test_a_right_that_is_taken_away_amid_a_deletion_ends_it(
         monkeypatch.setattr(world.backend, "submit", revoking)
         answer = await world.ask("DELETE", "/v1/keys?prefix=t/", user="tenant")
         assert (answer.status, answer.json["outcome"]) == (504, "unknown")
-        assert "1 keys are deleted, not all" in answer.json["message"]
+        assert "1 keys were deleted, the rest were not" in answer.json["message"]
         assert [op[1] for op in world.backend.submitted if op[0] == Code.DELETE] == [b"t/0"]
 
 

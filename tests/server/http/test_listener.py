@@ -163,7 +163,7 @@ async def test_a_name_that_was_made_to_point_here_sees_health_and_nothing_else(d
         for path in EVERY_PAGE:
             for host in ("evil.example", f"evil.example:{address.rpartition(':')[2]}", "localhost.evil.example", "["):
                 status, text = await fetch(f"http://{address}{path}", headers={"Host": host})
-                assert (status, b"want this machine's address" in text) == (403, True), (path, host)
+                assert (status, b"expected this machine's address" in text) == (403, True), (path, host)
             assert (await fetch(f"http://{address}{path}"))[0] in (200, 503), path  # by its address, as always
         for path in http_listener.HEALTH:
             assert (await fetch(f"http://{address}{path}", headers={"Host": "evil.example"}))[0] == 200
@@ -536,7 +536,7 @@ async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> N
             await fetch(f"{url}/healthz", ssl=another)
         cert.touch()
         assert certificates.look()
-    text = "expected a client's certificate, got none; only health is shown without one"
+    text = "expected a client certificate, got none; without one only the health pages are available"
     assert refused == [f"{path} {text}" for path in ("/", "/metrics")] * 2
     listener = await transport_of(certificates).listen("127.0.0.1:0", asyncio.Protocol)  # type: ignore[arg-type]
     host, _, port = listener.address.rpartition(":")

@@ -246,7 +246,7 @@ async def test_dashboard_address_shows_the_node_while_there_is_no_dashboard(open
     try:
         answer, text = await fetch(f"{opened.url}/ui")
         assert (answer.status, answer.content_type) == (503, "text/html")
-        assert "this node starts or stops, or is not a server" in text
+        assert "this node is starting or stopping, or is not a server" in text
         assert "node n1, as it reports itself" in text
         assert (await fetch(f"{opened.url}/ui/ui.css"))[0].status == 200
         assert [(await fetch(f"{opened.url}/ui/{page}"))[0].status for page in ("live", "ledgers")] == [503, 503]
@@ -280,7 +280,7 @@ async def test_the_ledgers_of_a_partition_have_a_page_the_newest_first(opened: O
     assert list(rows) == ["3", "2", "1"]
     assert rows["2"][:6] == ["CLOSED", "2,000", "4", "199", "3.0 MiB", "3, 3, 2"]
     assert rows["2"][6] == "0: n1-ab, n2-ab, n3-ab · 57: n1-ab, n2-ab, <b>n4"
-    assert rows["3"][:5] == ["OPEN", "3,000", "4", "not known while it is open", "?"]
+    assert rows["3"][:5] == ["OPEN", "3,000", "4", "unknown while open", "?"]
     assert "&lt;b&gt;n4" in page
     assert "<b>n4" not in page
     elements = Elements(page)
@@ -294,16 +294,16 @@ async def test_while_the_metadata_store_is_away_the_page_says_what_the_leader_kn
 ) -> None:
     opened.made.logs["p1"] = log_of(2, from_leaders=True)
     _, page = await fetch(f"{opened.url}/ui/ledgers?partition=p1")
-    assert "The metadata store is away: this is what the leader knows of its log now. 2 ledgers" in page
+    assert "The metadata store is unavailable: this is the leader&#39;s present view of its log. 2 ledgers" in page
     rows = ledger_rows(opened.made.logs["p1"])
-    assert rows["1"] == ["no longer written to", "1,000", "4", *["?"] * 5]
+    assert rows["1"] == ["closed or closing", "1,000", "4", *["?"] * 5]
     assert rows["2"][0] == "OPEN"
 
 
 async def test_a_page_of_ledgers_wants_a_partition_that_there_is(opened: Opened) -> None:
     found = [(await fetch(f"{opened.url}/ui/ledgers{query}")) for query in ("", "?partition=p9")]
     assert [(answer.status, text) for answer, text in found] == [
-        (400, "400: want ?partition=ID, for example p1\n"),
+        (400, "400: expected ?partition=ID, for example p1, got none\n"),
         (404, "404: no partition p9; want one of p1\n"),
     ]
 

@@ -98,9 +98,9 @@ class FastPath:
         return True
 
     def answer_gets(self, commands: Sequence[Words]) -> int:
-        """Answer the first commands, up to the limit of commands in flight, if all of them are plain GETs of keys that
-        the user may read, the client has nothing in flight, and the backend can look the keys up at once. Their replies
-        are then due. Return the number of answered commands: all of these, or 0."""
+        """Answer the first commands, up to the limit of commands in flight, if the backend can look all keys up at once.
+        All of them must be plain GETs of keys that the user may read, and the client must have nothing in flight. Their
+        replies are then due. Return the number of answered commands: all of these, or 0."""
         sink, session = self._sink, self._session
         number = sink.issued
         if number != sink.answered or session.level:
