@@ -1,5 +1,5 @@
-"""The calls of the admin service pass here: changes go through Changes (kvstore/server/access/changes.py), and each
-other call leaves a line in the audit log when it ends. Errors of the service become gRPC statuses here."""
+"""Auditing of the admin service. Changes go through AdminChanges (kvstore/server/access/changes.py), and each other
+call leaves a line in the audit log when it ends. Errors of the service become gRPC statuses here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kvstore.server.access.audit import NOBODY, AuditLog, CallAuthor
 from kvstore.server.access.changes import DONE, UNKNOWN, AdminChanges
 
 ARGUMENTS_MAX = 500
-"""Characters of what was asked for."""
+"""Maximum number of characters of the arguments in a line."""
 ASKED_BYTES_MAX = 16 << 10
-"""Of what was asked for: beyond this only how much it was."""
+"""Maximum size in bytes of a request whose arguments are written. Of a larger request only the size is written."""
 _READS = frozenset(
     each.name
     for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods
@@ -31,7 +31,7 @@ _READS = frozenset(
 
 
 class Audited:
-    """Stands for the gRPC server where the admin service is registered."""
+    """Stands in for the gRPC server when the admin service is registered."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class _AuditedHandlers(grpc.GenericRpcHandler):
 
 
 class AuditedCalls:
-    """Makes audited methods of the methods of the admin service."""
+    """Wraps the methods of the admin service with auditing."""
 
     def __init__(
         self, now: Callable[[], float], audit: AuditLog, changes: AdminChanges, caller: Callable[[], str]
@@ -118,7 +118,7 @@ def is_change(method: str, request: Any) -> bool:
 
 
 def arguments_of(request: Any) -> str:
-    """Write a request's arguments on one line. To write megabytes of it down would hold the event loop for a second."""
+    """Return a request's arguments on one line. Writing megabytes of them would block the event loop for a second."""
     if request.ByteSize() > ASKED_BYTES_MAX:
         return f"… {request.ByteSize()} bytes"
     if isinstance(request, admin_pb2.ChangeAccessRequest):
@@ -128,7 +128,7 @@ def arguments_of(request: Any) -> str:
 
 
 def without_hash(request: admin_pb2.ChangeAccessRequest) -> admin_pb2.ChangeAccessRequest:
-    """The same without the hash of a password or a token, which is nobody's to read."""
+    """Return the request without the hash of a password or a token."""
     shown = admin_pb2.ChangeAccessRequest()
     shown.CopyFrom(request)
     for name in ("add_user", "set_password"):
@@ -140,7 +140,7 @@ def without_hash(request: admin_pb2.ChangeAccessRequest) -> admin_pb2.ChangeAcce
 
 
 def who(context: Any) -> str:
-    """Whom the client's certificate names; without one nobody can tell."""
+    """Return the name in the client's certificate, or NOBODY."""
     identity = context.auth_context()
     names = identity.get("x509_common_name") or identity.get("x509_subject_alternative_name") or ()
     return ",".join(ascii(name.decode("utf-8", "replace")) for name in names) or NOBODY

@@ -1,4 +1,4 @@
-"""Namespaces as administrators see and change them: messages ↔ the table, and what is used."""
+"""Administration of namespaces: messages ↔ the table of namespaces and its usage."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvstore.server.namespaces.telling import messages_of
 from kvstore.versions import RELEASES, Versions
 
 SINCE = 2
-"""The first cluster version whose servers all ask for quotas."""
+"""The first cluster version whose servers all enforce quotas."""
 
 
 class NamespaceAdmin:
-    """Raises StoreError."""
+    """Reads and changes the table of namespaces. Methods raise StoreError."""
 
     def __init__(self, store: MetadataStore, keeper: Keeper, versions: Versions) -> None:
         self._store, self._keeper, self._versions = NamespaceStore(store), keeper, versions
@@ -29,12 +29,12 @@ class NamespaceAdmin:
         change = change_of(request)
         if self._versions.cluster < SINCE and not isinstance(change, Remove):
             raise NotYetRaised(
-                f"namespaces want cluster version {SINCE} (kvstore {RELEASES[SINCE]}), the cluster is at "
-                f"{self._versions.cluster}: servers that are older would refuse nothing; `kvstore cluster version` "
-                "says what it waits for"
+                f"expected cluster version {SINCE} (kvstore {RELEASES[SINCE]}) or later for namespaces, got "
+                f"{self._versions.cluster}: older servers would not enforce quotas; `kvstore cluster version` "
+                "shows what the upgrade waits for"
             )
         table = await self._store.change(change)
-        self._keeper.take_own(table)  # here at once; the others hear of it by their watch
+        self._keeper.take_own(table)  # at this server at once; the other servers follow by their watch
         return self._response(table)
 
     def _response(self, table: NamespaceTable) -> admin_pb2.NamespacesResponse:
@@ -45,7 +45,7 @@ class NamespaceAdmin:
 
 
 def change_of(request: admin_pb2.ChangeNamespacesRequest) -> Change:
-    """The change that is asked for. Raises InvalidRequest."""
+    """Return the requested change. Raises InvalidRequest."""
     match request.WhichOneof("change"):
         case "add":
             limits = request.add.limits
@@ -66,7 +66,7 @@ def change_of(request: admin_pb2.ChangeNamespacesRequest) -> Change:
         case "set":
             if request.set.prefix:
                 raise InvalidRequest(
-                    f"namespace {request.set.name[:80]}: want no prefix to set: another one is another namespace"
+                    f"namespace {request.set.name[:80]}: expected no prefix, got one; add another namespace for it"
                 )
             limits = request.set.limits
             return Set(
@@ -80,4 +80,4 @@ def change_of(request: admin_pb2.ChangeNamespacesRequest) -> Change:
         case "remove":
             return Remove(request.remove)
         case _:
-            raise InvalidRequest("want a change of namespaces, got one that this server does not know")
+            raise InvalidRequest("expected a change of namespaces, got one that this server does not know")

@@ -1,5 +1,5 @@
-"""A scan over all partitions in key order, for the Scan stream and for pages. A slow reader holds one page of each
-partition, not more."""
+"""A scan over all partitions in key order, for the Scan stream and for pages. A slow reader holds at most one page
+of each partition."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from kvstore.types import PartitionId
 
 PAGE_LIMIT = 100
 PAGE_S = 2.0
-"""A page ends with what it has by then."""
+"""Seconds after which a page ends with the keys that it has."""
 
 RING = ""
-"""Under this name a token has the version of its client's ring."""
+"""The name under which a token has the version of its client's ring."""
 
 Found = list[tuple[bytes, Record | None]]
 Ask = Callable[[Op, PartitionId, int], Awaitable[Any]]
-"""An operation, of a partition, by somebody who has heard of that version of the ring; 0: by nobody who has."""
+"""Asks a partition for an operation on behalf of a client that knows this version of the ring; 0: an unknown
+version."""
 
 
 class KeyOrderScan:
-    """One scan. What was found with a ring that has changed meanwhile is looked for again (docs/protocol.md M14)."""
+    """One scan. If the ring changes meanwhile, keys that were found with the previous ring are searched again
+    (docs/protocol.md M14)."""
 
     def __init__(
         self,
@@ -54,10 +56,10 @@ class KeyOrderScan:
             ring.owners, *bounds, limit=limit, backwards=bool(flags & Flag.REVERSE)
         )
         self.held_bytes = 0
-        """Of keys and values that were read and have not gone out."""
+        """Bytes of keys and values that were read and have not been sent."""
 
     async def more(self) -> Found:
-        """Return the keys that may go out next, perhaps none. Raises StoreError."""
+        """Return the next keys that may be sent, perhaps none. Raises StoreError."""
         routed, asked, pages = await with_one_ring(lambda: self._backend.topology.ring, self._ask_all)
         if asked is not self.merge:
             self._routed, self.merge, self.held_bytes = routed, asked, 0
@@ -71,8 +73,8 @@ class KeyOrderScan:
 
     # docs/protocol.md M16
     async def _ask_all(self, ring: Ring) -> tuple[int, Merge[Record | None], list[tuple[str, Result]]]:
-        """A ring that is older than the client's does not know who has what the client has seen: it is asked by the
-        client's, which the server reads first."""
+        """Ask the partitions for their next pages. A ring older than the client's does not know which partitions
+        have what the client has seen, so the server first reads the client's ring."""
         asked = self.merge if ring.routed == self._routed else self.merge.anew(ring.owners)
         heard_of = self._token.get(RING, 0)
         pages = []
@@ -86,8 +88,8 @@ class KeyOrderScan:
 async def scan_pages(
     backend: Backend, ask: Ask, request: kv_pb2.ScanRequest, place: Place
 ) -> AsyncIterator[kv_pb2.ScanResponse]:
-    """The keys in [start, end) in order, some in each message. Raises StoreError: Overloaded if there is no room for
-    what `place` would hold."""
+    """Yield messages with the keys in [start, end) in order. Raises StoreError: Overloaded if there is no capacity
+    for what `place` would hold."""
     flags = Flag.KEYS_ONLY * request.keys_only | Flag.REVERSE * request.reverse
     bounds = Bounds(request.start, request.end)
     scan = KeyOrderScan(
@@ -104,10 +106,11 @@ async def scan_pages(
 async def one_page(
     backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest, place: Place
 ) -> kv_pb2.PageResponse:
-    """A page of the range, from its beginning or where a token says. Raises StoreError, as `scan_pages`."""
+    """Return a page of the range, from its beginning or from the position of a token. Raises StoreError, as
+    `scan_pages` does."""
     bounds, is_reverse = Bounds.of(request.start, request.end, request.prefix), request.reverse
     if request.limit > PAGE_LIMIT_MAX:
-        raise InvalidRequest(f"want a limit of 1 to {PAGE_LIMIT_MAX} keys a page, got {request.limit}")
+        raise InvalidRequest(f"expected a limit of 1 to {PAGE_LIMIT_MAX} keys in a page, got {request.limit}")
     if request.page_token:
         *rest, is_reverse = bounds.rest(request.page_token)
         bounds = Bounds(*rest)
@@ -147,7 +150,7 @@ def _messages(items: Found) -> Iterator[kv_pb2.ScanResponse]:
 
 
 def _add(message: kv_pb2.ScanResponse | kv_pb2.PageResponse, key: bytes, record: Record | None) -> int:
-    """Add it to the message. Returns how much that grew."""
+    """Add a key to the message. Returns the added bytes."""
     message.keys.append(key)
     if record is None:
         return len(key)

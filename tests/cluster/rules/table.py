@@ -241,7 +241,7 @@ RULES = (
         "A batch has at most 1 MiB of keys and values",
         redis=Ask(
             "MULTI; SET k <1,048,576 bytes>; EXEC",
-            "ERR transaction is too large: 1048577 bytes of keys and values, at most 1048576",
+            "ERR expected at most 1048576 bytes of keys and values in a transaction, got 1048577",
         ),
         grpc=Ask('Batch(operations=[Operation(code=PUT, key=b"k", value=b"<1,048,576 bytes>")])', INVALID),
         http=Ask(

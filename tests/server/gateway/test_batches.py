@@ -81,7 +81,7 @@ async def test_a_retried_batch_is_done_once(world: World) -> None:
         ({"operation": "scan", "key": "k"}, "operation"),
         ({"operation": "get"}, "key or key_base64, got neither"),
         ({"operation": "get", "key": "k", "key_base64": "aw=="}, "got both"),
-        ({"operation": "get", "key": ""}, "at least one byte"),
+        ({"operation": "get", "key": ""}, "at least 1 byte"),
         ({"operation": "get", "key": "k" * 4097}, "4096"),
         ({"operation": "get", "key": "k", "value": "v"}, "expected no ['value'] for get in a batch"),
         ({"operation": "put", "key": "k"}, "value or value_base64, got neither"),

@@ -137,7 +137,7 @@ async def test_a_pin_that_ends_while_it_is_read_is_an_error_and_no_end(node: One
     pages = service_of(node).pages(asked(node.mark("pin")))
     assert (await anext(pages)).count
     node.mark("pin", 0)
-    with pytest.raises(NoSuchPin, match="has ended here"):
+    with pytest.raises(NoSuchPin, match="has ended at this server"):
         async for _ in pages:
             pass
 

@@ -71,7 +71,7 @@ async def test_a_frame_has_no_more_than_one_turn_of_the_loop_can_begin(tmp_path:
             kv_pb2.Lane(first=1 + number * 8_192, keys=[b"k"] * count, codes=[kv_pb2.DELETE] * count)
             for number, count in enumerate(lanes)
         ]
-        with pytest.raises(InvalidRequest, match=r"want at most (2048 lanes|16384 operations) in a frame"):
+        with pytest.raises(InvalidRequest, match=r"expected at most (2048 lanes|16384 operations) in a frame"):
             session.accept(kv_pb2.Frame(lanes=deletes))
         assert session.has_capacity
         assert backend.partitions[PartitionId("p1")].state.seq == 0
@@ -100,7 +100,9 @@ async def test_a_frame_has_no_more_in_batches_than_one_turn_of_the_loop_can_begi
         session = FrameSession(backend, env.clock)
         frame = cut_frame(batch_of(10_000), batch_of(5_000), batch_of(10_000))
         frame.lanes[0].options[1].operations.extend(frame.lanes[0].options[0].operations[:1_385])
-        with pytest.raises(InvalidRequest, match="want at most 26384 operations in the batches of a frame, got 26385"):
+        with pytest.raises(
+            InvalidRequest, match="expected at most 26384 operations in the batches of a frame, got 26385"
+        ):
             session.accept(frame)
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
         assert list(session.take()) == []

@@ -98,7 +98,7 @@ class FastPath:
         return True
 
     def answer_gets(self, commands: Sequence[Words]) -> int:
-        """Answer the first commands, up to the limit of commands in flight, if the backend can look all keys up at once.
+        """Answer the first commands, up to the limit of commands in flight, if the backend can look up all keys now.
         All of them must be plain GETs of keys that the user may read, and the client must have nothing in flight. Their
         replies are then due. Return the number of answered commands: all of these, or 0."""
         sink, session = self._sink, self._session
