@@ -67,7 +67,7 @@ def like_a_node(name: str) -> Access:
         (like_a_node("Tenant"), "tenant", True),
     ],
 )
-def test_a_users_certificate_is_refused_before_anything_is_read_and_others_are_not(
+def test_bookie_refuses_user_certificate_before_reading_a_request(
     tmp_path: Path, issue: Callable[[str], Tls], access: Access, name: str, is_let_in: bool
 ) -> None:
     async def go() -> None:
@@ -86,7 +86,7 @@ def test_a_users_certificate_is_refused_before_anything_is_read_and_others_are_n
 @pytest.mark.parametrize(
     ("name", "is_let_in"), [("n1", True), ("n2", False), ("tenant", False), ("a.kv.internal", True), ("repairs", True)]
 )
-def test_a_bookie_that_names_its_clients_lets_in_no_others(
+def test_bookie_with_client_list_refuses_other_certificates(
     tmp_path: Path, issue: Callable[[str], Tls], name: str, is_let_in: bool
 ) -> None:
     """A client of the cluster's doors has a certificate of the same authority, and no business at a bookie."""
@@ -106,13 +106,13 @@ def test_a_bookie_that_names_its_clients_lets_in_no_others(
     on_asyncio(within(go))
 
 
-def test_names_that_nobody_shows_are_a_fault_of_the_file(tmp_path: Path) -> None:
+def test_config_check_reports_client_names_without_a_certificate(tmp_path: Path) -> None:
     files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
     with pytest.raises(WrongSettings, match=r"bookie_clients: want \[tls\] verify_clients"):
         NodeConfig(id="n1", zookeeper="zk:2181", bookie_clients=("n1",), **files)  # type: ignore[arg-type]
 
 
-def test_a_users_certificate_that_a_bookie_is_told_to_let_in_is_a_users_all_the_same() -> None:
+def test_bookie_treats_listed_user_certificate_as_a_user() -> None:
     """Its rights are at the doors of servers."""
     config = SimpleNamespace(bookie_clients=("tenant",))
     node: Any = SimpleNamespace(access=Access(table()), config=config)

@@ -114,11 +114,11 @@ async def leaks() -> list[Op]:
     return found
 
 
-async def test_nothing_beyond_a_users_rights_reaches_the_backend() -> None:
+async def test_operations_beyond_the_rights_never_reach_the_backend() -> None:
     assert await leaks() == []
 
 
-async def test_what_is_refused_is_answered_and_what_is_allowed_is_not() -> None:
+async def test_refused_operations_are_answered_and_allowed_ones_are_submitted() -> None:
     access = Access(table())
     tenant = access.identity_or_none("tenant")
     assert tenant is not None
@@ -183,6 +183,6 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("name", sorted(BREAKAGES))
-async def test_a_broken_guard_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broken_guard_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BREAKAGES[name](monkeypatch)
     assert await leaks() != [], name

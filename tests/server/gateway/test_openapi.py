@@ -48,7 +48,7 @@ def schemas(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
             yield from schemas(value, f"{path}/{number}")
 
 
-def test_the_document_is_openapi_3_1() -> None:
+def test_document_is_valid_openapi_3_1() -> None:
     assert re.fullmatch(r"3\.1\.\d+", DOCUMENT["openapi"])
     assert {"title", "version"} <= DOCUMENT["info"].keys()
     assert DOCUMENT.keys() <= {"openapi", "info", "servers", "security", "paths", "components"}
@@ -62,7 +62,7 @@ def test_the_document_is_openapi_3_1() -> None:
     assert all((each["type"], each["scheme"]) in (("http", "basic"), ("http", "bearer")) for each in schemes.values())
 
 
-def test_each_operation_is_whole() -> None:
+def test_every_operation_of_the_document_is_complete() -> None:
     assert len(BY_NAME) == len(OPERATIONS), "each name once"
     for method, path, operation in OPERATIONS:
         where = f"{method} {path}"
@@ -84,7 +84,7 @@ def test_each_operation_is_whole() -> None:
             assert "requestBody" not in operation, where
 
 
-def test_each_schema_is_one_and_points_at_what_is_there() -> None:
+def test_schemas_are_unique_and_references_resolve() -> None:
     found = list(schemas(DOCUMENT))
     assert len(found) > 100
     for path, schema in found:
@@ -98,7 +98,7 @@ def test_each_schema_is_one_and_points_at_what_is_there() -> None:
         assert set(schema.get("required", ())) <= schema.get("properties", {}).keys(), path
 
 
-def test_each_route_has_its_operation_and_no_operation_is_of_none() -> None:
+def test_every_route_has_an_operation_and_every_operation_a_route() -> None:
     assert {(method, path) for method, path, _ in OPERATIONS} == {
         (each.method, each.template) for each in routes.ROUTES
     }
@@ -107,7 +107,7 @@ def test_each_route_has_its_operation_and_no_operation_is_of_none() -> None:
         assert shown == {(each.name, "header" if each.is_header else "query") for each in route.parameters}
 
 
-def test_each_error_has_its_status_and_the_document_names_it() -> None:
+def test_every_error_has_a_documented_status() -> None:
     named = {int(status) for operation in BY_NAME.values() for status in operation["responses"]}
     inside = {500}
     """What no client is told: errors of the log and of the metadata store."""
@@ -116,7 +116,7 @@ def test_each_error_has_its_status_and_the_document_names_it() -> None:
         assert http_status(error) in named | inside, kind
 
 
-def test_each_route_says_who_may() -> None:
+def test_every_route_documents_its_permissions() -> None:
     assert all(HTTP_NEEDS[each] is not nothing for each in routes.TEMPLATES)
 
 
@@ -134,7 +134,7 @@ BATCH = b'{"operations": [{"operation": "get", "key": "k"}]}'
 @pytest.mark.parametrize(
     "route", [each for each in routes.ROUTES if each.answer is not ResponseKind.EVENTS], ids=lambda route: route.name
 )
-async def test_each_route_is_served_as_the_document_says(world: World, route: routes.Route) -> None:
+async def test_every_route_is_served_as_documented(world: World, route: routes.Route) -> None:
     """The watch's is in test_watches.py."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     target = route.template.replace("{key}", "k") + WANTED.get(route.name, "")
@@ -151,6 +151,6 @@ async def test_each_route_is_served_as_the_document_says(world: World, route: ro
         assert set(schema.get("required", ())) <= answer.json.keys() <= schema["properties"].keys()
 
 
-async def test_the_document_is_served(world: World) -> None:
+async def test_document_is_served(world: World) -> None:
     answer = await world.ask("GET", "/v1/openapi.json")
     assert (answer.headers["Content-Type"], answer.json) == ("application/json", DOCUMENT)

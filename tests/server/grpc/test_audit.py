@@ -82,7 +82,7 @@ class Served:
         return found
 
 
-async def test_a_line_for_each_call_with_its_arguments_and_result() -> None:
+async def test_audit_has_a_line_for_each_call_with_arguments_and_outcome() -> None:
     async with Served().open() as served:
         await served.stub.Status(admin_pb2.StatusRequest())
         with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -96,7 +96,7 @@ async def test_a_line_for_each_call_with_its_arguments_and_result() -> None:
     assert (ended["outcome"], ended["why"], ended["change"]) == ("INVALID_REQUEST", "no", 1)
 
 
-async def test_change_is_recorded_and_done_when_its_call_is_cancelled() -> None:
+async def test_change_is_recorded_and_made_when_its_call_is_cancelled() -> None:
     async with Served().open() as served:
         call = served.stub.ChangeAccess(admin_pb2.ChangeAccessRequest(remove_user="anna"))
         await asyncio.wait_for(served.answers.began.wait(), PATIENCE_S)
@@ -142,7 +142,7 @@ async def test_change_is_recorded_as_unknown_when_the_node_stops_meanwhile() -> 
     assert (ended["outcome"], ended["why"]) == ("OUTCOME_UNKNOWN", "the node stopped")
 
 
-async def test_changes_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "CHANGES_MAX", 1)
     async with Served().open() as served:
         call = served.stub.ChangeAccess(admin_pb2.ChangeAccessRequest(remove_user="anna"))
@@ -173,17 +173,17 @@ class Context:
         return self._identity
 
 
-def test_who_is_whom_the_certificate_names() -> None:
+def test_caller_is_named_by_its_certificate() -> None:
     assert who(Context({})) == "-"
     assert who(Context({"x509_common_name": [b"ops\n7"]})) == "'ops\\n7'"
     assert who(Context({"x509_subject_alternative_name": [b"n1", b"10.0.0.1"]})) == "'n1','10.0.0.1'"
 
 
-def test_long_arguments_are_cut() -> None:
+def test_long_arguments_are_truncated() -> None:
     assert len(arguments_of(admin_pb2.LedgersRequest(partition="p" * 9_000))) == ARGUMENTS_MAX + 1
 
 
-def test_megabytes_of_arguments_are_not_written_down() -> None:
+def test_arguments_of_megabytes_are_not_written() -> None:
     """A request of 3 MB held the event loop for a second, to keep 500 characters of it."""
     asked = admin_pb2.ChangeRingRequest(action="ADD", partitions=["p"] * 1_000_000)
     assert arguments_of(asked) == "… 3000002 bytes"
@@ -200,7 +200,7 @@ class Called(Context):
         return f"ipv4:{self._address}:1"
 
 
-async def test_one_address_does_not_flood_the_log_and_what_it_changes_is_there_all_the_same(
+async def test_flood_of_one_address_is_limited_except_for_its_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(audit, "LINES_MAX", 3)
@@ -229,7 +229,7 @@ async def test_one_address_does_not_flood_the_log_and_what_it_changes_is_there_a
     ]
 
 
-def test_no_hash_of_a_password_is_written_down() -> None:
+def test_password_hash_is_not_written() -> None:
     for name in ("add_user", "set_password"):
         asked = admin_pb2.ChangeAccessRequest(**{name: {"name": "anna", "password_hash": "scrypt$secret"}})
         assert arguments_of(asked) == f'{name} {{ name: "anna" }}'

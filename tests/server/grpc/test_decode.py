@@ -33,7 +33,7 @@ def of_lane(*codes: int, batch: list[kv_pb2.Operation] | None = None) -> list[Op
 
 # docs/protocol.md P13
 @pytest.mark.parametrize("code", sorted(IN_BATCH))
-def test_who_may_only_read_has_nothing_remembered(code: int) -> None:
+def test_batch_of_reads_has_no_request_id(code: int) -> None:
     """What is remembered is logged with its results: megabytes of values, and a full table refuses new clients."""
     writes = Right.WRITE in NEEDS[code]
     (batch,) = of_lane(Code.BATCH, batch=parts(Code.GET, Code.CHECK, code))
@@ -44,7 +44,7 @@ def test_who_may_only_read_has_nothing_remembered(code: int) -> None:
 
 
 @pytest.mark.parametrize("codes", [(Code.GET, Code.META), (Code.CHECK, Code.GET), (Code.CHECK,)])
-def test_a_batch_that_changes_nothing_leaves_the_log_as_it_was(codes: tuple[int, ...]) -> None:
+def test_batch_without_effects_is_not_logged(codes: tuple[int, ...]) -> None:
     partition = Partition().start()
     try:
         before, size = partition.state.seq, partition.state.retries.bytes

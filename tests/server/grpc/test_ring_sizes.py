@@ -15,7 +15,7 @@ from tests.server.grpc.test_ring_admin import Action, Node, admin, node
 __all__ = ["admin", "node"]
 
 
-async def test_the_size_of_records_is_asked_of_the_leader_where_a_replica_leaves_it_to_that_one(
+async def test_record_size_is_asked_of_the_leader_when_a_replica_refuses(
     admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the first range begins with a tag of many keys; it was told as 0 MiB."""

@@ -25,7 +25,7 @@ from tests.server.backends import one_server
 from tests.waiting import PATIENCE_S, wait_until
 
 
-async def test_a_client_of_an_older_ring_hears_of_the_progress_of_who_answered(tmp_path: Path) -> None:
+async def test_client_with_an_older_ring_gets_the_answering_partitions_progress(tmp_path: Path) -> None:
     """Else it could read at a replica that has not seen what it wrote."""
     async with one_server(tmp_path) as (env, backend):
         session = FrameSession(backend, env.clock)
@@ -40,7 +40,7 @@ async def test_a_client_of_an_older_ring_hears_of_the_progress_of_who_answered(t
         assert former in progress, "its numbering goes on from there"
 
 
-async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -> None:
+async def test_unread_streams_leave_capacity_for_others(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         value = b"x" * 1000
         writer = FrameSession(backend, env.clock)
@@ -63,7 +63,7 @@ async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("lanes", [[1] * 2_049, [8_192, 8_192, 1]], ids=["lanes", "operations"])
-async def test_a_frame_has_no_more_than_one_turn_of_the_loop_can_begin(tmp_path: Path, lanes: list[int]) -> None:
+async def test_frame_with_too_many_operations_is_refused(tmp_path: Path, lanes: list[int]) -> None:
     """One message of 4 MiB held a million: tens of seconds in which no lease was renewed."""
     async with one_server(tmp_path, 1) as (env, backend):
         session = FrameSession(backend, env.clock)
@@ -94,7 +94,7 @@ def cut_frame(*batches: Operation) -> kv_pb2.Frame:
     return frame
 
 
-async def test_a_frame_has_no_more_in_batches_than_one_turn_of_the_loop_can_begin(tmp_path: Path) -> None:
+async def test_frame_with_too_many_batched_operations_is_refused(tmp_path: Path) -> None:
     """59 batches in one message of 4 MiB held 590,000: nearly a second in which no lease was renewed."""
     async with one_server(tmp_path, 1) as (env, backend):
         session = FrameSession(backend, env.clock)
@@ -109,7 +109,7 @@ async def test_a_frame_has_no_more_in_batches_than_one_turn_of_the_loop_can_begi
 
 
 @pytest.mark.parametrize("last", [10_000, 50_000], ids=["largest", "too large"])
-async def test_a_frame_has_as_much_in_batches_as_clients_of_the_former_release_send(tmp_path: Path, last: int) -> None:
+async def test_frame_accepts_as_many_batched_operations_as_old_clients_send(tmp_path: Path, last: int) -> None:
     """They close it at 512 KiB, and its last batch may go beyond: by more than a batch may have, which they allowed."""
     frame = cut_frame(*[batch_of(10)] * 1_588, batch_of(last))
     async with one_server(tmp_path, 1) as (env, backend):
@@ -129,7 +129,7 @@ def reading_batch(first: int, key: bytes = b"key") -> kv_pb2.Frame:
     return kv_pb2.Frame(lanes=[kv_pb2.Lane(first=first, keys=[key], codes=[kv_pb2.BATCH], options=options)])
 
 
-async def test_batches_under_way_may_only_read_so_much_over_all_callers(tmp_path: Path) -> None:
+async def test_reads_of_batches_in_flight_are_bounded_over_all_callers(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         room = BatchBudget(2 * VALUE_BYTES_MAX)
         sessions = [FrameSession(backend, env.clock, batches=room) for _ in range(3)]
@@ -153,7 +153,7 @@ async def test_batches_under_way_may_only_read_so_much_over_all_callers(tmp_path
         assert not answers.failures
 
 
-async def test_a_stream_that_is_not_read_begins_no_batches_that_read(tmp_path: Path) -> None:
+async def test_unread_stream_begins_no_batches_that_read(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         session = FrameSession(backend, env.clock, 1000)
         write = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"x" * 2000], codes=[kv_pb2.PUT])
@@ -167,7 +167,7 @@ async def test_a_stream_that_is_not_read_begins_no_batches_that_read(tmp_path: P
         assert [(list(each.numbers), each.reason) for each in answers.failures] == [([3], "OVERLOADED")]
 
 
-async def test_a_frame_whose_numbers_cannot_be_answered_is_refused_and_nothing_of_it_is_done(tmp_path: Path) -> None:
+async def test_frame_with_oversized_numbers_is_refused_whole(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         session = FrameSession(backend, env.clock)
         good = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"value"], codes=[kv_pb2.PUT])
@@ -182,7 +182,7 @@ async def test_a_frame_whose_numbers_cannot_be_answered_is_refused_and_nothing_o
         assert list(answers.absent) == [1]
 
 
-async def test_a_lane_that_took_long_is_in_the_slow_log_with_the_first_key_and_the_count(tmp_path: Path) -> None:
+async def test_slow_lane_is_in_the_slow_log_with_first_key_and_count(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         slow = SlowLog(100)
         slow.limit_s = -1.0  # whatever it takes
@@ -212,7 +212,7 @@ async def answers_to(session: FrameSession, frame: brief.Frame) -> list[tuple[in
 
 
 @pytest.mark.parametrize("value_bytes", [10, 20_000], ids=["one entry", "several"])
-async def test_puts_of_a_lane_are_submitted_together_and_answered_as_one_by_one(
+async def test_puts_of_a_lane_are_submitted_in_one_call(
     value_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, calls = [], []
@@ -236,7 +236,7 @@ async def test_puts_of_a_lane_are_submitted_together_and_answered_as_one_by_one(
     assert [number for number, _ in found[0]] == list(range(1, 31))
 
 
-async def test_puts_by_a_ring_that_is_not_known_yet_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_puts_by_an_unknown_ring_carry_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who hands them over together says nothing about the ring."""
     async with one_server(tmp_path, 1) as (env, backend):
         rings, submit, later = [], backend.submit, backend.topology.ring.routed + 1
@@ -245,7 +245,7 @@ async def test_puts_by_a_ring_that_is_not_known_yet_say_so(tmp_path: Path, monke
         assert rings == [later] * 3
 
 
-async def test_puts_whose_time_is_over_are_answered_once(tmp_path: Path) -> None:
+async def test_timed_out_puts_are_answered_once(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         session = FrameSession(backend, env.clock)
         backend.hold()
@@ -263,7 +263,7 @@ async def test_puts_whose_time_is_over_are_answered_once(tmp_path: Path) -> None
         assert not list(session.take())
 
 
-async def test_reads_of_a_stream_that_has_ended_or_whose_time_is_over_need_not_be_done(tmp_path: Path) -> None:
+async def test_reads_of_an_ended_or_late_stream_are_skipped(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         backend.held_reads = []
         ended, late = FrameSession(backend, env.clock), FrameSession(backend, env.clock)
@@ -290,9 +290,7 @@ def replacing(first: int, code: int, count: int) -> kv_pb2.Frame:
 
 
 @pytest.mark.parametrize("code", [kv_pb2.PUT, kv_pb2.DELETE])
-async def test_single_writes_that_return_the_former_record_share_the_room_with_batches(
-    tmp_path: Path, code: int
-) -> None:
+async def test_single_writes_that_return_the_old_record_share_the_budget(tmp_path: Path, code: int) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         room = BatchBudget(2 * VALUE_BYTES_MAX)
         session = FrameSession(backend, env.clock, batches=room)
@@ -309,7 +307,7 @@ async def test_single_writes_that_return_the_former_record_share_the_room_with_b
         assert [each.number for each in answers.results] == [1, 2]
 
 
-async def test_a_stream_that_is_not_read_begins_no_writes_that_return_records(tmp_path: Path) -> None:
+async def test_unread_stream_begins_no_writes_that_return_records(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         session = FrameSession(backend, env.clock, 1000)
         write = kv_pb2.Lane(first=1, keys=[b"{key}0"], values=[b"x" * 2000], codes=[kv_pb2.PUT])

@@ -88,7 +88,7 @@ async def url(node: Node) -> AsyncIterator[str]:
     await door.close()
 
 
-async def test_each_page_prints_what_apaches_bookie_prints(url: str) -> None:
+async def test_every_page_prints_what_apaches_bookie_prints(url: str) -> None:
     found = {path: await fetch(f"{url}{path}") for path in EXPECTED}
     assert found == {path: (200, text.encode()) for path, text in EXPECTED.items()}
 
@@ -132,7 +132,7 @@ async def test_cluster_info_is_read_once_for_many_requests(
     assert node.reads == 1
 
 
-async def test_cluster_info_is_503_while_the_metadata_store_is_away(
+async def test_cluster_info_is_503_while_the_metadata_store_is_unavailable(
     url: str, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(_: Node) -> BookieSummary:

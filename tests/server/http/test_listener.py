@@ -108,7 +108,7 @@ async def test_health_readiness_and_status(url: str, monkeypatch: pytest.MonkeyP
     assert (await fetch(f"{url}/nothing"))[0] == 404
 
 
-async def test_a_partition_without_a_leader_is_said_and_empties_no_load_balancer(
+async def test_partition_without_a_leader_is_reported_but_the_node_stays_ready(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await fetch(f"{url}/clusterz") == (200, b"ok\n")
@@ -119,7 +119,7 @@ async def test_a_partition_without_a_leader_is_said_and_empties_no_load_balancer
     assert await fetch(f"{url}/clusterz") == (503, b"draining\npartition p7 has no leader\n")
 
 
-async def test_metrics_can_be_read_and_partitions_are_a_label(url: str) -> None:
+async def test_metrics_are_readable_and_partitions_are_a_label(url: str) -> None:
     _, page = await fetch(f"{url}/metrics")
     found = {
         (sample.name, *sample.labels.values()): sample.value
@@ -150,7 +150,7 @@ EVERY_PAGE = (
 
 
 @pytest.mark.parametrize("doorman", [None, AsksNobody(is_on=False)])
-async def test_a_name_that_was_made_to_point_here_sees_health_and_nothing_else(doorman: AsksNobody | None) -> None:
+async def test_rebound_host_name_gets_only_health(doorman: AsksNobody | None) -> None:
     """A page of that name could have its reader's browser read them (DNS rebinding), and nobody is asked who he is."""
     address = f"127.0.0.1:{free_port()}"
     door = HttpListener(Shown(), TcpTransport(), Beat())
@@ -175,12 +175,12 @@ async def test_a_name_that_was_made_to_point_here_sees_health_and_nothing_else(d
     "host",
     ["localhost", "LocalHost:8401", "n1.localhost", "[::1]:8401", "10.0.0.9:8401", "kv.example:8401", "KV.example."],
 )
-async def test_an_address_and_a_name_of_the_node_are_right(url: str, host: str) -> None:
+async def test_address_and_name_of_the_node_are_accepted_as_host(url: str, host: str) -> None:
     assert (await fetch(f"{url}/metrics", headers={"Host": host}))[0] == (200 if "kv.ex" not in host.lower() else 403)
     check_name(host, "127.0.0.1", {"kv.example"})
 
 
-def test_calls_from_other_machines_may_name_the_node_as_they_like() -> None:
+def test_calls_from_other_machines_may_use_any_host_name() -> None:
     """Prometheus by the name of a service, a probe by an address."""
     check_name("metrics.kvstore.svc:8401", "10.1.2.3", ())
     check_name(None, "127.0.0.1", ())  # HTTP/1.0
@@ -188,7 +188,7 @@ def test_calls_from_other_machines_may_name_the_node_as_they_like() -> None:
         check_name("metrics.kvstore.svc:8401", "::1", ())
 
 
-def test_a_node_is_known_by_what_it_tells_others_also_while_it_starts(tmp_path: Path) -> None:
+def test_node_is_known_by_its_advertised_names_while_it_starts(tmp_path: Path) -> None:
     files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
     doors = {"http": "inner:8401", "advertise": "KV.example", "zookeeper": "zk:2181"}
     config = NodeConfig(id="n1", insecure=True, **files, **doors)  # type: ignore[arg-type]  # paths and texts by name
@@ -199,7 +199,7 @@ def test_a_node_is_known_by_what_it_tells_others_also_while_it_starts(tmp_path: 
     check_name("kv.example:8401", "127.0.0.1", names)
 
 
-async def test_where_users_are_asked_the_name_does_not_count() -> None:
+async def test_host_name_is_not_checked_when_access_control_is_on() -> None:
     address = f"127.0.0.1:{free_port()}"
     door = HttpListener(Shown(), TcpTransport(), Beat())
     door.authenticator = AsksNobody(is_on=True)
@@ -210,7 +210,7 @@ async def test_where_users_are_asked_the_name_does_not_count() -> None:
         await door.close()
 
 
-async def test_what_is_too_large_is_refused_and_the_door_stays_open(url: str) -> None:
+async def test_oversized_request_is_refused_and_the_port_stays_open(url: str) -> None:
     status, _ = await fetch(f"{url}/{'x' * 20_000}")
     assert status == 400
     assert (await fetch(f"{url}/healthz"))[0] == 200
@@ -227,7 +227,7 @@ async def connected(address: str, data: bytes) -> tuple[asyncio.StreamReader, as
 
 
 @pytest.mark.parametrize("asked", [REQUEST, b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n", b"no HTTP\r\n\r\n"])
-async def test_answers_name_no_versions_of_libraries(asked: bytes) -> None:
+async def test_responses_name_no_versions_of_libraries(asked: bytes) -> None:
     address = f"127.0.0.1:{free_port()}"
     door = HttpListener(Shown(), TcpTransport(), Beat())
     await door.open(address)
@@ -239,7 +239,7 @@ async def test_answers_name_no_versions_of_libraries(asked: bytes) -> None:
     assert [line for line in head.split(b"\r\n") if line.startswith(b"Server:")] == [b"Server: kvstore"]
 
 
-async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
+async def test_idle_connections_give_way() -> None:
     address = f"127.0.0.1:{free_port()}"
     door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=2)
     await door.open(address)
@@ -281,7 +281,7 @@ async def test_idle_connections_of_the_fullest_network_give_way() -> None:
     await door.close()
 
 
-async def test_probe_of_an_unknown_network_is_answered_while_known_ones_have_every_connection() -> None:
+async def test_probe_of_an_unknown_network_is_answered_when_known_ones_fill_it() -> None:
     """A kubelet never logs in. It was refused as soon as clients that had logged in kept every connection open."""
     port, known = free_port(), KnownNetworks()
     known.note("ipv4:127.0.1.1")
@@ -300,7 +300,7 @@ async def test_probe_of_an_unknown_network_is_answered_while_known_ones_have_eve
     await door.close()
 
 
-async def test_connections_with_a_request_under_way_give_way_last() -> None:
+async def test_busy_connections_give_way_last() -> None:
     """A request at the gateway may take its time. However many do, whoever asks for health is answered."""
 
     class Slow:
@@ -329,7 +329,7 @@ async def test_connections_with_a_request_under_way_give_way_last() -> None:
     await door.close()
 
 
-async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_without_a_complete_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_listener, "SILENT_S", 0.1)
     port = free_port()
     door = HttpListener(Shown(), TcpTransport(), Beat())
@@ -353,7 +353,7 @@ async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypa
     ],
     ids=["path", "url", "long", "headers", "length"],
 )
-async def test_what_a_client_sends_wrongly_is_answered_and_not_logged(
+async def test_malformed_request_is_answered_and_not_logged(
     url: str, request_: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each left a traceback of a kilobyte in the node's log."""
@@ -366,7 +366,7 @@ async def test_what_a_client_sends_wrongly_is_answered_and_not_logged(
     assert not [record for record in caplog.records if record.levelno >= logging.INFO]
 
 
-async def test_what_fails_in_here_is_logged(
+async def test_internal_error_is_logged(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(self: Shown) -> list[str]:
@@ -377,7 +377,7 @@ async def test_what_fails_in_here_is_logged(
     assert "broken" in caplog.text
 
 
-async def test_only_reading_is_allowed(url: str) -> None:
+async def test_only_get_and_head_are_allowed(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{url}/metrics", data=b"x") as answer:
             assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
@@ -407,7 +407,7 @@ def samples(part: str, values: dict[str, Any]) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_counters_and_units_are_named_as_prometheus_wants() -> None:
+def test_counters_and_units_follow_prometheus_names() -> None:
     found = samples("bookie", {"adds": 3, "readonly": True, "disk_bytes": 7})
     assert found == {
         ("kvstore_bookie_adds_total",): 3,
@@ -428,7 +428,7 @@ def test_declared_metrics_follow_the_conventions_of_prometheus() -> None:
     assert by_table == {part: {part} for part in by_table}, "a table of tables is labelled by its part"
 
 
-def test_each_source_is_published_as_one_metric() -> None:
+def test_every_source_is_published_as_one_metric() -> None:
     """Two metrics that may come from one number would take it from each other."""
     taken = Counter(source for each in DECLARED.values() for source in each.sources if source not in DECLARED)
     assert [source for source, count in taken.items() if count > 1] == []
@@ -439,7 +439,7 @@ def test_each_source_is_published_as_one_metric() -> None:
     assert "no_such_total" in declared("no_such_total").text
 
 
-def test_a_histogram_is_published_in_seconds_and_its_buckets_add_up() -> None:
+def test_histogram_is_published_in_seconds_with_cumulative_buckets() -> None:
     sync = Histogram(1e-6)
     for seconds in (0.0001, 0.001, 0.001, 100.0):
         sync.add(seconds)
@@ -455,7 +455,7 @@ def test_a_histogram_is_published_in_seconds_and_its_buckets_add_up() -> None:
     assert list(buckets.values()) == sorted(buckets.values())
 
 
-def test_each_door_labels_its_histograms_by_its_own_word() -> None:
+def test_every_endpoint_has_its_own_histogram_label() -> None:
     found = samples("server", {"resp_command_s": {"GET": Histogram(1e-6)}, "grpc_call_s": {"Get": Histogram(1e-6)}})
     assert found["kvstore_server_resp_command_seconds_count", "GET"] == 0
     assert found["kvstore_server_grpc_call_seconds_count", "Get"] == 0
@@ -467,27 +467,27 @@ def test_each_door_labels_its_histograms_by_its_own_word() -> None:
     assert labels == {("method", "le"), ("method",)}
 
 
-def test_a_replica_that_leads_or_has_stopped_says_so_in_numbers() -> None:
+def test_leading_or_stopped_replica_is_published_as_numbers() -> None:
     rows = {"p1": {"role": "serving", "failure": None}, "p2": {"role": "following", "failure": "its state differs"}}
     found = samples("partitions", rows)
     assert (found["kvstore_partition_is_leader", "p1"], found["kvstore_partition_is_leader", "p2"]) == (1, 0)
     assert (found["kvstore_partition_has_failed", "p1"], found["kvstore_partition_has_failed", "p2"]) == (0, 1)
 
 
-def test_a_move_makes_no_metrics_of_its_own_name() -> None:
+def test_move_adds_no_metric_of_its_own_name() -> None:
     """Each had a new name, that nothing documents and no alarm can know."""
     with_move = {"p1": {"role": "serving", "seq": 7, "moves": {"12": {"rows": 3, "bytes": 400}}}}
     without = {"p1": {"role": "serving", "seq": 7, "moves": {}}}
     assert samples("partitions", with_move) == samples("partitions", without)
 
 
-def test_nothing_to_count_makes_no_metrics() -> None:
+def test_no_numbers_make_no_metrics() -> None:
     assert list(metrics_of("server", {})) == []
     assert list(metrics_of("server", {"name": "text"})) == []
 
 
 @pytest.mark.parametrize(("costs_s", "old_s"), [(0.3, 3.0), (0.02, 1.0), (0.001, 1.0)])
-def test_a_costly_page_is_made_rarely_however_often_it_is_asked_for(costs_s: float, old_s: float) -> None:
+def test_costly_page_is_made_rarely(costs_s: float, old_s: float) -> None:
     """It takes a tenth of the event loop at most, and is made once a second at most."""
     now, made = 0.0, 0
 
@@ -506,7 +506,7 @@ def test_a_costly_page_is_made_rarely_however_often_it_is_asked_for(costs_s: flo
     assert now - float(page.take()) <= old_s, "it is not old"
 
 
-async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> None:
+async def test_only_probes_need_no_certificate(tmp_path: Path) -> None:
     authority, address = trustme.CA(), f"127.0.0.1:{free_port()}"
     issued = authority.issue_cert("127.0.0.1")
     ca, cert, key, other = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem", "other.pem"))

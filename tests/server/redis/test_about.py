@@ -23,7 +23,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
 @pytest.mark.parametrize(
     "command", ["PING", "ECHO a", "NOSUCH", "SELECT 0", "HELLO", "MULTI", "COMMAND", "INFO", "GET k"]
 )
-async def test_who_reads_nothing_has_nothing_more_begun(door: Door, command: str) -> None:
+async def test_command_of_a_client_that_reads_nothing_does_not_begin(door: Door, command: str) -> None:
     async with door.raw() as raw:
         await raw.ask(packed(b"PING"), b"+PONG\r\n")
         (connection,) = door.server._connections
@@ -40,7 +40,7 @@ async def test_who_reads_nothing_has_nothing_more_begun(door: Door, command: str
 
 
 @pytest.mark.parametrize("command", ["COMMAND", "INFO", "CLIENT LIST", "CONFIG GET *"])
-async def test_a_large_reply_to_few_bytes_is_made_one_in_a_turn(door: Door, command: str) -> None:
+async def test_large_replies_are_made_one_per_turn(door: Door, command: str) -> None:
     """A packet of CLIENT LIST made thousands of replies before any was sent: gigabytes where there are many clients."""
     async with door.raw() as raw:
         await raw.ask(packed(b"PING"), b"+PONG\r\n")
@@ -56,7 +56,7 @@ async def is_answered(door: Door, count: int) -> bool:
 
 
 @pytest.mark.parametrize("command", [[b"KEYS"], [b"SCAN", b"0", b"MATCH"], [b"CONFIG", b"GET"]])
-async def test_a_pattern_that_would_take_long_to_compile_is_refused(door: Door, command: list[bytes]) -> None:
+async def test_pattern_that_compiles_slowly_is_refused(door: Door, command: list[bytes]) -> None:
     async with door.raw() as raw:
         raw.writer.write(packed(*command, b"[^a]" * (PATTERN_BYTES_MAX // 4)))
         assert (await raw.read_line()).startswith(b"*")
@@ -75,7 +75,7 @@ async def test_options_are_bounded(door: Door, command: str) -> None:
         assert await raw.read_line() == f"-ERR wrong number of arguments for '{name}' command\r\n".encode()
 
 
-async def test_many_that_speak_http_leave_one_line_in_the_log(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+async def test_many_browsers_leave_one_line_in_the_log(door: Door, caplog: pytest.LogCaptureFixture) -> None:
     """A line for each would fill the log of a node whose port a stranger calls again and again."""
     for _ in range(5):
         async with door.raw() as raw:

@@ -72,7 +72,7 @@ WORDS = {b"KVSTORE.PEER": [b"1", b"n2", b"n1"], b"CLIENT": [b"ID"], b"CONFIG": [
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-async def test_a_stranger_gets_nothing_by_any_command(door: Door, name: bytes) -> None:
+async def test_unauthenticated_client_is_refused_every_command(door: Door, name: bytes) -> None:
     """A new command is among these by itself."""
     command = COMMANDS[name]
     words = [name, *WORDS.get(name, [b"1"] * (command.least - 1))]
@@ -84,7 +84,7 @@ async def test_a_stranger_gets_nothing_by_any_command(door: Door, name: bytes) -
         assert answer == b"-NOAUTH Authentication required.\r\n"
 
 
-async def test_a_stranger_gets_nothing_by_pipelines_either(door: Door) -> None:
+async def test_unauthenticated_client_is_refused_in_pipelines(door: Door) -> None:
     async with door.raw() as raw:
         raw.writer.write(packed(b"SET", b"t/a", b"1") * 8 + packed(b"GET", b"t/a") * 8)
         for _ in range(16):
@@ -103,7 +103,7 @@ async def test_get_behind_reset_in_one_packet_has_no_permissions(door: Door) -> 
         assert await raw.read(len(expected)) == expected
 
 
-async def test_wrong_names_and_passwords_are_refused_alike(door: Door) -> None:
+async def test_wrong_names_and_passwords_get_equal_replies(door: Door) -> None:
     async with door.raw() as raw:
         for user, password in ((b"tenant", b"Secret"), (b"nobody", b"secret"), (b"certified", b""), (b"tenant", b"")):
             answer = await line_of(raw, b"AUTH", user, password)
@@ -149,7 +149,7 @@ DENIED = [
 
 
 @pytest.mark.parametrize("words", DENIED, ids=lambda words: b" ".join(words).decode())
-async def test_a_tenant_does_nothing_beyond_his_prefix_not_even_in_part(door: Door, words: tuple[bytes, ...]) -> None:
+async def test_tenant_changes_nothing_beyond_the_prefix(door: Door, words: tuple[bytes, ...]) -> None:
     async with logged_in(door, b"tenant") as raw:
         assert await line_of(raw, b"SET", b"t/1", b"old") == b"+OK\r\n"
         assert (await line_of(raw, *words)).startswith(b"-NOPERM user tenant lacks the right ")
@@ -161,7 +161,7 @@ async def test_a_tenant_does_nothing_beyond_his_prefix_not_even_in_part(door: Do
         assert await raw.ask(packed(b"GET", b"t/1"), b"$3\r\nold\r\n") == b"$3\r\nold\r\n"
 
 
-async def test_a_write_that_tells_the_old_value_needs_the_right_to_read(door: Door, access: Access) -> None:
+async def test_write_that_returns_the_old_value_needs_the_right_to_read(door: Door, access: Access) -> None:
     async with client_of(door, "reader") as reader, client_of(door, "tenant") as tenant:
         await tenant.set("t/a", "1")
         with pytest.raises(exceptions.NoPermissionError, match="right write"):
@@ -172,7 +172,7 @@ async def test_a_write_that_tells_the_old_value_needs_the_right_to_read(door: Do
         assert await reader.get("t/a") == b"1"
 
 
-async def test_a_tenant_sees_only_his_prefix_in_scans(door: Door) -> None:
+async def test_tenant_sees_only_its_prefix_in_scans(door: Door) -> None:
     async with client_of(door, "tenant") as tenant, client_of(door, "reader") as reader:
         async with logged_in(door, b"tenant") as raw:
             await line_of(raw, b"SET", b"t/a", b"1")
@@ -186,7 +186,7 @@ async def test_a_tenant_sees_only_his_prefix_in_scans(door: Door) -> None:
         assert await reader.dbsize() == 2
 
 
-async def test_refusals_of_keys_tell_nothing_of_keys_of_others(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusals_of_keys_do_not_reveal_other_keys(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither how many there are, nor whether those that fit a pattern are many."""
     async with client_of(door, "tenant") as tenant, client_of(door, "reader") as reader:
         await tenant.set("t/a", "1")
@@ -209,7 +209,7 @@ async def test_refusals_of_keys_tell_nothing_of_keys_of_others(door: Door, monke
             await reader.keys("*")
 
 
-async def test_an_administrator_is_no_reader(door: Door) -> None:
+async def test_administrator_may_not_read(door: Door) -> None:
     async with client_of(door, "root") as root:
         assert len(await root.client_list()) == 1
         for words in (("GET", "a"), ("SET", "a", "1"), ("KEYS", "*"), ("SCAN", "0"), ("DBSIZE",)):
@@ -217,7 +217,7 @@ async def test_an_administrator_is_no_reader(door: Door) -> None:
                 await root.execute_command(*words)
 
 
-async def test_a_removed_user_and_one_with_another_password_are_thrown_out(door: Door, access: Access) -> None:
+async def test_client_of_a_removed_or_changed_user_is_disconnected(door: Door, access: Access) -> None:
     for change in (RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)):
         access.take(table())
         async with logged_in(door, b"tenant") as raw, logged_in(door, b"reader") as stays:
@@ -228,7 +228,7 @@ async def test_a_removed_user_and_one_with_another_password_are_thrown_out(door:
             assert (await line_of(raw, b"AUTH", b"tenant", b"secret")).startswith(b"-WRONGPASS")
 
 
-async def test_a_right_that_is_taken_away_holds_for_the_next_command(door: Door, access: Access) -> None:
+async def test_revoked_right_applies_to_the_next_command(door: Door, access: Access) -> None:
     async with logged_in(door, b"tenant") as raw:
         assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"
         access.take(table(RevokeRole("tenant", "owns")))
@@ -247,7 +247,7 @@ EVERYTHING = GrantRight("owns", Right.READ), GrantRight("owns", Right.WRITE)
         (Right.WRITE, ("GET x", "DBSIZE"), ("SET x 3", "GETDEL x", "DEL x", "MSET x 1 y 2")),
     ],
 )
-async def test_who_may_do_everything_is_not_looked_at_and_is_from_the_next_command_on_that_he_may_not(
+async def test_user_with_all_rights_has_no_guard_until_they_are_revoked(
     door: Door, access: Access, right: Right, stays: tuple[str, ...], goes: tuple[str, ...]
 ) -> None:
     access.take(table(*EVERYTHING))
@@ -267,7 +267,7 @@ async def test_who_may_do_everything_is_not_looked_at_and_is_from_the_next_comma
                 assert isinstance(found, exceptions.NoPermissionError)
 
 
-async def test_of_many_reads_at_once_only_those_beyond_the_prefix_are_refused(door: Door) -> None:
+async def test_reads_beyond_the_prefix_are_refused_individually(door: Door) -> None:
     async with client_of(door, "tenant") as client:
         await client.set("t/a", "1")
         async with client.pipeline(transaction=False) as pipeline:
@@ -278,7 +278,7 @@ async def test_of_many_reads_at_once_only_those_beyond_the_prefix_are_refused(do
         assert {type(each) for each in found[::2]} == {exceptions.NoPermissionError}
 
 
-async def test_switching_on_and_off_reaches_open_connections(door: Door, access: Access) -> None:
+async def test_open_connections_follow_access_control_on_and_off(door: Door, access: Access) -> None:
     access.take(table(*OFF))
     async with door.raw() as raw:
         assert await line_of(raw, b"SET", b"a", b"1") == b"+OK\r\n"
@@ -289,13 +289,13 @@ async def test_switching_on_and_off_reaches_open_connections(door: Door, access:
         assert await line_of(raw, b"GET", b"a") == b"$1\r\n"
 
 
-async def test_reset_forgets_who_the_client_is(door: Door) -> None:
+async def test_reset_forgets_the_user(door: Door) -> None:
     async with logged_in(door, b"tenant") as raw:
         assert await line_of(raw, b"RESET") == b"+RESET\r\n"
         assert (await line_of(raw, b"GET", b"t/a")).startswith(b"-NOAUTH ")
 
 
-async def test_failed_logins_are_limited_and_those_that_are_known_go_on(door: Door) -> None:
+async def test_failed_logins_are_limited_and_verified_ones_succeed(door: Door) -> None:
     async with logged_in(door, b"tenant"), door.raw() as raw:
         for number in range(logins.FAILURES_MAX):
             assert (await line_of(raw, b"AUTH", b"root", b"guess%d" % number)).startswith(b"-WRONGPASS")
@@ -307,7 +307,7 @@ async def test_failed_logins_are_limited_and_those_that_are_known_go_on(door: Do
         assert door.server.logins.statistics()["logins_limited_total"] == 50
 
 
-async def test_without_a_table_nothing_stands_before_the_backend(tmp_path: Path) -> None:
+async def test_connection_without_access_control_has_no_guard(tmp_path: Path) -> None:
     async with redis_door(tmp_path) as door, door.raw() as raw:
         assert await line_of(raw, b"PING") == b"+PONG\r\n"
         (connection,) = door.server._connections
@@ -323,7 +323,7 @@ WALKS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY"]
     ("change", "answer"),
     [(RevokeRole("reader", "reads"), b"-NOPERM user reader lacks the right read"), (RemoveUser("reader"), b"-NOAUTH ")],
 )
-async def test_a_walk_over_all_keys_tells_nothing_to_whoever_lost_his_right_meanwhile(
+async def test_traversal_returns_nothing_when_the_right_is_revoked(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch, words: str, change: Change, answer: bytes
 ) -> None:
     """It is asked for before the walk, and again before each page and before what was found is told."""
@@ -344,7 +344,7 @@ async def test_a_walk_over_all_keys_tells_nothing_to_whoever_lost_his_right_mean
     assert len(asked) == 1  # nothing was looked at for him from then on
 
 
-async def test_a_walk_that_began_before_access_was_on_tells_nothing_to_a_stranger(
+async def test_traversal_begun_before_access_was_on_returns_nothing(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     access.take(table(*OFF))
@@ -362,7 +362,7 @@ async def test_a_walk_that_began_before_access_was_on_tells_nothing_to_a_strange
 
 
 @pytest.mark.parametrize("pages", [1, 32])
-async def test_cursors_of_a_tenant_tell_nothing_of_where_the_keys_of_others_are(
+async def test_scan_cursor_of_a_tenant_does_not_reveal_other_keys(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
     """A cursor is a place on the ring, and a key's place is its hash: who guesses keys would know which there are."""
@@ -388,7 +388,7 @@ async def test_cursors_of_a_tenant_tell_nothing_of_where_the_keys_of_others_are(
         assert cursors == [*sorted(cursors[:-1]), 0]
 
 
-async def test_a_random_key_of_few_among_many_is_found_in_few_steps(
+async def test_random_key_of_few_among_many_is_found_in_few_steps(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user may see none of the keys that are near the random place."""
@@ -417,7 +417,7 @@ async def test_a_random_key_of_few_among_many_is_found_in_few_steps(
             await tenant.delete("t/mine")
 
 
-async def test_scans_of_a_user_are_bounded_at_once_and_others_go_on(
+async def test_concurrent_scans_of_a_user_are_bounded(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan_slots, "WAIT_S", 0.2)
@@ -453,7 +453,7 @@ async def test_scans_are_charged_to_the_rate_of_the_namespace(door: Door, monkey
             await tenant.scan(0)
 
 
-async def test_a_rename_asks_what_its_user_may_do_at_each_of_its_steps(
+async def test_rename_checks_permissions_at_each_step(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who may do everything has no guard; once he may not, one stands before what is left to do."""

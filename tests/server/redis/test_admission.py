@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("words", [b"", packed(b"PING"), packed(b"KVSTORE.PEER"), b"*6\r\n$12\r\nKVSTORE.PEER"])
-async def test_one_client_too_many_is_told_so_whatever_it_says(tmp_path: Path, words: bytes) -> None:
+async def test_client_above_the_limit_gets_the_error_whatever_it_sends(tmp_path: Path, words: bytes) -> None:
     async with redis_door(tmp_path, limits=Limits(connections_max=1)) as door, door.raw() as first:
         await first.ask(packed(b"PING"), b"+PONG\r\n")
         async with door.raw() as second:
@@ -35,7 +35,7 @@ async def test_one_client_too_many_is_told_so_whatever_it_says(tmp_path: Path, w
         assert await first.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
 
 
-async def test_who_never_sent_a_command_gives_way_to_who_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connection_gives_way_to_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resp_listener, "SILENT_S", 0.0)
     async with redis_door(tmp_path, limits=Limits(connections_max=3)) as door, AsyncExitStack() as stack:
         first, idle, _ = [await stack.enter_async_context(door.raw()) for _ in range(3)]
@@ -52,7 +52,7 @@ async def test_who_never_sent_a_command_gives_way_to_who_comes(tmp_path: Path, m
         assert (found["resp_connections"], found["resp_silent_closed_total"]) == (3, 2)
 
 
-async def test_so_many_more_are_looked_at_and_the_rest_is_refused_at_once(
+async def test_trials_are_bounded_and_others_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resp_listener, "SERVERS_MAX", 2)
@@ -63,7 +63,7 @@ async def test_so_many_more_are_looked_at_and_the_rest_is_refused_at_once(
             assert await raw.read_to_end() == b"-ERR max number of clients reached\r\n"
 
 
-async def test_a_crowd_of_clients_does_not_keep_other_servers_out(tmp_path: Path) -> None:
+async def test_many_clients_do_not_keep_other_servers_out(tmp_path: Path) -> None:
     async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=2)) as cluster, AsyncExitStack() as stack:
         await cluster.lead("p1", "n2")
 
@@ -81,7 +81,7 @@ async def test_a_crowd_of_clients_does_not_keep_other_servers_out(tmp_path: Path
         assert found["resp_connections"] == 2, "a server's link is no client"
 
 
-async def test_who_only_says_that_he_is_a_server_keeps_none_out(
+async def test_client_that_claims_to_be_a_server_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resp_listener, "SERVERS_MAX", 4)
@@ -101,9 +101,7 @@ async def test_who_only_says_that_he_is_a_server_keeps_none_out(
             each.close()
 
 
-async def test_of_those_who_say_that_they_are_servers_the_address_with_the_most_gives_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_trial_of_the_address_with_most_trials_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resp_listener, "SERVERS_MAX", 3)
     async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=1)) as cluster, AsyncExitStack() as stack:
         client = await stack.enter_async_context(cluster["n2"].redis())
@@ -125,7 +123,7 @@ async def test_of_those_who_say_that_they_are_servers_the_address_with_the_most_
             each.close()
 
 
-async def test_links_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_links_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_server, "LINKS_MAX", 1)
     async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         one, two = await connect(cluster), await connect(cluster)

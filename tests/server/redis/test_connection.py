@@ -43,7 +43,7 @@ def bulk(data: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-async def test_replies_come_in_the_order_of_the_commands_whichever_partition_is_slow(door: Door) -> None:
+async def test_replies_are_in_command_order_when_a_partition_is_slow(door: Door) -> None:
     ring = door.backend.topology.ring
     slow, fast = (
         next(key for i in range(100) if ring.partition_of(key := b"k%d" % i) == partition) for partition in ("p1", "p2")
@@ -69,7 +69,7 @@ async def test_replies_come_in_the_order_of_the_commands_whichever_partition_is_
     ],
     ids=["SET GET", "SETNX GET", "SET STRLEN", "MSET MGET", "INCR EXISTS"],
 )
-async def test_a_read_waits_for_a_write_of_its_own_connection(
+async def test_read_waits_for_an_earlier_write_of_its_connection(
     door: Door, write: bytes, read: bytes, answers: bytes
 ) -> None:
     async with door.raw() as raw:
@@ -83,7 +83,7 @@ async def test_a_read_waits_for_a_write_of_its_own_connection(
 
 @pytest.mark.parametrize("read", [packed(b"GET", b"k"), packed(b"MGET", b"j", b"k"), packed(b"STRLEN", b"k")])
 @pytest.mark.parametrize("write", [packed(b"SET", b"k", b"new"), packed(b"DEL", b"k"), packed(b"APPEND", b"k", b"!")])
-async def test_a_write_waits_for_a_read_of_its_own_connection(door: Door, read: bytes, write: bytes) -> None:
+async def test_write_waits_for_an_earlier_read_of_its_connection(door: Door, read: bytes, write: bytes) -> None:
     async with door.raw() as raw, door.raw() as other:
         await raw.ask(packed(b"SET", b"k", b"old"), b"+OK\r\n")
         before = len(door.backend.submitted)
@@ -97,9 +97,7 @@ async def test_a_write_waits_for_a_read_of_its_own_connection(door: Door, read: 
         await wait_until(lambda: at_least(len(door.backend.submitted), before + 2), what="the write follows")
 
 
-async def test_a_read_behind_one_that_waits_is_not_answered_before_it(
-    door: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_read_is_not_answered_before_an_earlier_waiting_one(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state that the first one will see may be a later one."""
     async with door.raw() as raw:
         await raw.ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
@@ -117,7 +115,7 @@ async def test_a_read_behind_one_that_waits_is_not_answered_before_it(
         assert await raw.read(count * len(bulk(b"v"))) == bulk(b"v") * count
 
 
-async def test_reads_of_a_transaction_or_of_another_level_are_not_looked_up_at_once(
+async def test_reads_in_transactions_or_of_other_levels_take_the_slow_path(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door.backend, "read_now", lambda _: pytest.fail("it was looked up at once"))
@@ -134,7 +132,7 @@ async def test_reads_of_a_transaction_or_of_another_level_are_not_looked_up_at_o
 
 
 @pytest.mark.parametrize(("get", "set_"), [(b"GET", b"SET"), (b"get", b"set")])
-async def test_a_lone_read_is_answered_at_once_and_those_of_a_pipeline_together(
+async def test_pipelined_reads_are_looked_up_together(
     door: Door, monkeypatch: pytest.MonkeyPatch, get: bytes, set_: bytes
 ) -> None:
     """In small letters too, as go-redis and ioredis write them."""
@@ -158,7 +156,7 @@ async def test_a_lone_read_is_answered_at_once_and_those_of_a_pipeline_together(
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_a_pipeline_of_reads_is_answered_as_each_of_them(door: Door, protocol: int) -> None:
+async def test_pipelined_reads_get_the_replies_of_single_ones(door: Door, protocol: int) -> None:
     """Whatever stands among them: keys of other partitions and none, large values, expiries, other commands."""
     rng = random.Random(protocol)
     kinds = {
@@ -191,7 +189,7 @@ async def has_changed(door: Door) -> bool:
     return any(op[0] not in (Code.GET, Code.META) for op in door.backend.submitted)
 
 
-async def test_a_malformed_frame_closes_its_connection_after_what_came_before(door: Door) -> None:
+async def test_malformed_frame_closes_the_connection_after_earlier_replies(door: Door) -> None:
     async with door.raw() as raw, door.raw() as other:
         raw.writer.write(packed(b"SET", b"k", b"v") + b"*1\r\n:1\r\n" + packed(b"SET", b"k", b"w"))
         assert await raw.read_to_end() == b"+OK\r\n-ERR Protocol error: expected '$', got ':'\r\n"
@@ -212,7 +210,7 @@ async def test_a_malformed_frame_closes_its_connection_after_what_came_before(do
     ],
     ids=["huge argument", "large value", "long key", "unknown", "too few", "too many", "empty"],
 )
-async def test_oversized_unknown_and_ill_formed_commands_get_an_error_and_the_connection_lives(
+async def test_oversized_unknown_and_malformed_commands_keep_the_connection(
     door: Door, command: bytes, answer: bytes
 ) -> None:
     async with door.raw() as raw:
@@ -250,7 +248,7 @@ async def test_oversized_unknown_and_ill_formed_commands_get_an_error_and_the_co
     ],
     ids=lambda words: words[0].decode(),
 )
-async def test_failures_are_told_in_the_words_that_clients_look_at(
+async def test_failures_have_the_codes_that_clients_inspect(
     door: Door, command: tuple[bytes, ...], error: StoreError, words: bytes
 ) -> None:
     door.backend.failure = error
@@ -286,7 +284,7 @@ async def test_readonly_makes_reads_stale_until_readwrite(door: Door) -> None:
     ],
     ids=["unwatch", "discard", "exec", "readonly"],
 )
-async def test_what_is_read_under_a_watch_is_not_stale(door: Door, ending: bytes, reply: bytes) -> None:
+async def test_read_under_a_watch_is_not_stale(door: Door, ending: bytes, reply: bytes) -> None:
     """EXEC would stand under the version that WATCH saw, and write what was made of an older one."""
 
     def stale() -> int:
@@ -304,7 +302,7 @@ async def test_what_is_read_under_a_watch_is_not_stale(door: Door, ending: bytes
         assert stale() == (1 if b"READONLY" in ending else 2)
 
 
-async def test_quit_and_the_end_of_input_answer_what_is_under_way(door: Door) -> None:
+async def test_quit_and_end_of_input_wait_for_replies_in_flight(door: Door) -> None:
     async with door.raw() as raw:
         raw.writer.write(packed(b"SET", b"k", b"v") + packed(b"QUIT") + packed(b"SET", b"k", b"w"))
         assert await raw.read_to_end() == b"+OK\r\n+OK\r\n"
@@ -314,7 +312,7 @@ async def test_quit_and_the_end_of_input_answer_what_is_under_way(door: Door) ->
         assert await raw.read_to_end() == bulk(b"v")
 
 
-async def test_what_is_in_flight_on_one_connection_is_bounded(door: Door) -> None:
+async def test_commands_in_flight_on_one_connection_are_bounded(door: Door) -> None:
     """A connection begins with a lower bound; when everything fits it goes up."""
     first, most = reply_queue.IN_FLIGHT_FIRST, reply_queue.IN_FLIGHT_MAX
     count = 3 * most
@@ -335,7 +333,7 @@ async def test_what_is_in_flight_on_one_connection_is_bounded(door: Door) -> Non
             begun = len(door.backend.submitted)
 
 
-async def test_a_reply_that_would_be_too_large_is_an_error_and_little_is_read_for_it(door: Door) -> None:
+async def test_oversized_reply_is_an_error_and_reads_little(door: Door) -> None:
     async with door.raw() as client:
         await client.ask(packed(b"SET", b"k", b"x" * (1 << 20)), b"+OK\r\n")
         begun = len(door.backend.submitted)
@@ -349,7 +347,7 @@ async def test_a_reply_that_would_be_too_large_is_an_error_and_little_is_read_fo
         assert await client.ask(packed(b"MGET", *small), expected) == expected
 
 
-async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
+async def test_connection_above_the_limit_is_refused(tmp_path: Path) -> None:
     async with redis_door(tmp_path, limits=Limits(connections_max=2)) as door, door.raw() as one, door.raw() as two:
         assert await one.ask(packed(b"PING"), b"+PONG\r\n") == await two.ask(packed(b"PING"), b"+PONG\r\n")
         async with door.raw() as third:
@@ -378,7 +376,7 @@ async def test_incomplete_commands_are_bounded_over_all_connections(
         assert door.server.statistics()["resp_input_bytes"] == 0
 
 
-async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connections(
+async def test_queued_commands_are_bounded_per_connection_and_in_total(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = b"v" * 1_000_000
@@ -403,7 +401,7 @@ async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connectio
 
 
 # docs/protocol.md N5
-async def test_a_command_of_several_keys_passes_a_rate_as_a_whole_or_not_at_all(
+async def test_rate_admits_a_command_of_several_keys_whole_or_not_at_all(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one of more keys than may be read at once, and than the bucket of its namespace holds."""
@@ -435,7 +433,7 @@ async def test_a_command_of_several_keys_passes_a_rate_as_a_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize(("command", "most"), [(b"TTL", 101), (b"PTTL", 101_000)])
-async def test_time_to_live_is_told_as_it_is_when_a_transaction_is_done(
+async def test_time_to_live_is_that_at_exec(
     door: Door, monkeypatch: pytest.MonkeyPatch, command: bytes, most: int
 ) -> None:
     begun = packed(b"MULTI") + packed(b"SET", b"k", b"v", b"EX", b"100") + packed(command, b"k")
@@ -448,7 +446,7 @@ async def test_time_to_live_is_told_as_it_is_when_a_transaction_is_done(
         assert 0 < int((await raw.read_line())[1:]) <= most
 
 
-async def test_a_command_that_is_too_large_to_be_read_spoils_its_transaction(door: Door) -> None:
+async def test_oversized_command_fails_its_transaction(door: Door) -> None:
     """Whoever got an error for QUEUED may rely on that EXEC does nothing; outside a transaction it spoils none."""
     large = packed(b"SET", b"{t}b", b"v" * (BULK_BYTES_MAX + 1))
     async with door.raw() as raw:
@@ -471,7 +469,7 @@ def redis_client(door: Door) -> redis.Redis:
     return redis.Redis(host=door.host, port=door.port)
 
 
-async def test_a_read_behind_a_transaction_sees_all_of_it(door: Door) -> None:
+async def test_read_behind_a_transaction_sees_all_of_it(door: Door) -> None:
     """Also a key that is not the transaction's first."""
     a, b = b"{t}a", b"{t}b"
     transaction = packed(b"MULTI") + packed(b"SET", a, b"1") + packed(b"SET", b, b"2") + packed(b"EXEC")
@@ -481,7 +479,7 @@ async def test_a_read_behind_a_transaction_sees_all_of_it(door: Door) -> None:
         assert await raw.ask(transaction + packed(b"GET", b), expected) == expected
 
 
-async def test_room_for_a_transaction_that_was_not_done_is_free_for_the_next(door: Door) -> None:
+async def test_capacity_of_an_aborted_transaction_is_free_for_the_next(door: Door) -> None:
     """Nothing is in flight, so no answer would ever let the second one go on."""
     queued = packed(b"MULTI") + packed(b"GET", b"k") * 9 + packed(b"SET", b"k")
     async with door.raw() as raw:

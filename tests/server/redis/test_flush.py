@@ -19,7 +19,7 @@ from tests.server.redis.door import redis_door
 
 
 @pytest.mark.parametrize("words", [("FLUSHDB",), ("FLUSHALL",), ("flushdb", "ASYNC"), ("FLUSHALL", "sync")])
-async def test_a_flush_deletes_every_key(tmp_path: Path, words: tuple[str, ...]) -> None:
+async def test_flush_deletes_every_key(tmp_path: Path, words: tuple[str, ...]) -> None:
     async with redis_door(tmp_path, allows_flush=True) as door, redis.Redis(host=door.host, port=door.port) as client:
         for number in range(100):
             await client.set(f"key{number}", number, ex=None if number % 2 else 60)
@@ -29,7 +29,7 @@ async def test_a_flush_deletes_every_key(tmp_path: Path, words: tuple[str, ...])
         assert await client.get("key1") == b"again"
 
 
-async def test_a_flush_is_refused_where_the_settings_do_not_allow_it(tmp_path: Path) -> None:
+async def test_flush_is_refused_when_it_is_disabled(tmp_path: Path) -> None:
     async with redis_door(tmp_path) as door, redis.Redis(host=door.host, port=door.port) as client:
         await client.set("key", "1")
         for words in (("FLUSHDB",), ("flushall", "SYNC")):
@@ -38,7 +38,7 @@ async def test_a_flush_is_refused_where_the_settings_do_not_allow_it(tmp_path: P
         assert await client.get("key") == b"1"
 
 
-async def test_a_right_that_is_taken_away_amid_a_flush_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flush_ends_when_its_right_is_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done is not told as refused."""
     writes = (AddRole("writes"), GrantRight("writes", Right.WRITE), GrantRole("nothing", "writes"))
     access = Access(table(*writes))
@@ -65,7 +65,7 @@ async def test_a_right_that_is_taken_away_amid_a_flush_ends_it(tmp_path: Path, m
         assert sorted(count > 0 for count in left) == [False, True, True]
 
 
-async def test_a_flush_of_something_is_no_flush(tmp_path: Path) -> None:
+async def test_flush_with_an_unknown_option_is_refused(tmp_path: Path) -> None:
     async with (
         redis_door(tmp_path, allows_flush=True) as door,
         redis.Redis(host=door.host, port=door.port).client() as client,
@@ -80,7 +80,7 @@ async def test_a_flush_of_something_is_no_flush(tmp_path: Path) -> None:
         assert await client.get("key") == b"1"
 
 
-async def test_flush_and_reset_of_the_slow_log_are_recorded_as_changes(tmp_path: Path) -> None:
+async def test_flush_and_slow_log_reset_are_recorded_as_changes(tmp_path: Path) -> None:
     kept = KeptLines()
     async with (
         redis_door(tmp_path, allows_flush=True, audit=kept) as door,

@@ -26,7 +26,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.title)
-async def test_our_door_answers_as_a_redis_server_did(door: Door, script: Script) -> None:
+async def test_replies_equal_those_of_a_redis_server(door: Door, script: Script) -> None:
     differences: list[str] = []
     async with door.raw() as client:
         for step in script.steps:
@@ -39,7 +39,7 @@ async def test_our_door_answers_as_a_redis_server_did(door: Door, script: Script
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.title)
-async def test_a_difference_that_is_meant_is_one(script: Script) -> None:
+async def test_declared_difference_is_a_difference(script: Script) -> None:
     for step in script.steps:
         assert not step.ours or not await same(step, step.ours, step.theirs), step.request
 

@@ -25,7 +25,7 @@ class Client:
         self.limit.begin(self.size, 0)
 
 
-def test_it_is_full_at_a_bound_and_open_again_at_half_of_both() -> None:
+def test_limit_is_full_at_a_bound_and_open_at_half_of_both() -> None:
     limit = InflightLimit(commands_max=10, bytes_max=100)
     limit.begin(9, 99)
     assert not limit.is_full
@@ -39,7 +39,7 @@ def test_it_is_full_at_a_bound_and_open_again_at_half_of_both() -> None:
     assert limit.is_full
 
 
-def test_who_waits_goes_on_in_order_and_only_while_there_is_room() -> None:
+def test_waiting_connections_resume_in_order_while_there_is_capacity() -> None:
     limit = InflightLimit(commands_max=10, bytes_max=100)
     limit.begin(10, 0)
     first, second, third = Client(limit, 4), Client(limit, 4), Client(limit, 4)
@@ -63,9 +63,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
 
 
 @pytest.mark.parametrize("size", [1, 300], ids=["many", "large"])
-async def test_connections_that_send_more_than_there_is_room_for_wait_and_are_all_answered(
-    door: Door, size: int
-) -> None:
+async def test_connections_beyond_the_limit_wait_and_are_all_answered(door: Door, size: int) -> None:
     raws = [await door.connect() for _ in range(8)]
     door.backend.hold()
     for number, raw in enumerate(raws):
@@ -83,7 +81,7 @@ async def test_connections_that_send_more_than_there_is_room_for_wait_and_are_al
 
 
 @pytest.mark.parametrize("name", [b"MSET", b"EXISTS", b"MGET"])
-async def test_commands_of_several_keys_count_as_many_times(door: Door, name: bytes) -> None:
+async def test_command_of_several_keys_counts_for_each_of_them(door: Door, name: bytes) -> None:
     """A bulk load in a pipeline has thousands of them, which a leader's queue would refuse, of other clients too."""
     keys = [b"%d" % number for number in range(12)]
     words = [word for key in keys for word in (key, b"v")] if name == b"MSET" else keys
@@ -104,7 +102,7 @@ async def is_full(door: Door) -> bool:
     return door.server.inflight_limit.is_full
 
 
-async def test_who_has_nothing_under_way_does_not_wait_for_those_who_have_much(door: Door) -> None:
+async def test_connection_with_nothing_in_flight_does_not_wait_for_busy_ones(door: Door) -> None:
     """Reads of others that take long, as large ones do, kept everybody waiting for as long as they took."""
     door.backend.held_reads = []
     greedy = [await door.connect() for _ in range(2)]
@@ -125,7 +123,7 @@ async def test_who_has_nothing_under_way_does_not_wait_for_those_who_have_much(d
     await wait_until(lambda: is_empty(door), what="nothing is counted any more")
 
 
-def test_what_has_nothing_under_way_is_bounded_too() -> None:
+def test_connections_with_nothing_in_flight_are_bounded_too() -> None:
     limit = InflightLimit(commands_max=10, bytes_max=100)
     limit.begin(10, 0)
     assert limit.has_spare()
@@ -138,7 +136,7 @@ def test_what_has_nothing_under_way_is_bounded_too() -> None:
     assert (limit.is_full, limit.commands) == (False, 0)
 
 
-def test_operations_of_large_commands_are_in_the_way_of_large_commands_alone() -> None:
+def test_operations_of_large_commands_block_only_large_commands() -> None:
     limit = InflightLimit(commands_max=10, bytes_max=100)
     limit.begin(1, 0, 20)
     assert limit.is_full
@@ -149,7 +147,7 @@ def test_operations_of_large_commands_are_in_the_way_of_large_commands_alone() -
     assert not limit.is_full
 
 
-async def test_one_command_that_waits_for_a_partition_without_a_leader_stops_nobody_else(door: Door) -> None:
+async def test_command_waiting_for_a_leader_stops_no_other_connection(door: Door) -> None:
     keys = [b"%d" % number for number in range(200)]
     door.backend.held_reads = []
     async with door.raw() as large, door.raw() as other:
@@ -170,7 +168,7 @@ async def test_one_command_that_waits_for_a_partition_without_a_leader_stops_nob
     await wait_until(lambda: is_empty(door), what="nothing is counted any more")
 
 
-async def test_nothing_stays_counted_whatever_ends_a_connection(door: Door) -> None:
+async def test_nothing_stays_counted_when_a_connection_ends(door: Door) -> None:
     raws = [await door.connect() for _ in range(6)]
     raws[0].writer.write(packed(b"SET", b"a", b"v") + b"*1\r\n:1\r\n")
     raws[1].writer.write(packed(b"MULTI") + packed(b"SET", b"a", b"v") + packed(b"EXEC") + packed(b"QUIT"))

@@ -43,7 +43,7 @@ def test_every_cut_of_the_stream_gives_the_same_commands(wanted: list[list[bytes
 
 
 @given(commands)
-def test_byte_by_byte_is_no_different(wanted: list[list[bytes]]) -> None:
+def test_byte_by_byte_input_gives_the_same_commands(wanted: list[list[bytes]]) -> None:
     stream = b"".join(packed(*words) for words in wanted)[:2000]
     parser, reference = Parser(), hiredis.Reader()
     for place in range(len(stream)):
@@ -58,7 +58,7 @@ fragments = st.sampled_from([b"*", b"$", b"1", b"2", b"-1", b"\r", b"\n", b"\r\n
 
 @given(st.one_of(st.binary(max_size=300), st.lists(fragments, max_size=60).map(b"".join)), st.integers(1, 7))
 @example(b"*1\r\n\n", 1)
-def test_no_bytes_whatever_raise_or_hold_more_than_they_are(noise: bytes, step: int) -> None:
+def test_arbitrary_bytes_never_raise_and_memory_stays_bounded(noise: bytes, step: int) -> None:
     parser = Parser()
     for place in range(0, len(noise), step):
         parser.parse(noise[place : place + step])
@@ -75,14 +75,14 @@ def test_no_bytes_whatever_raise_or_hold_more_than_they_are(noise: bytes, step: 
         (b'set k ""\r\n', [b"set", b"k", b""]),
     ],
 )
-def test_inline_commands_are_words_quoted_as_in_a_shell(line: bytes, words: list[bytes]) -> None:
+def test_inline_commands_are_split_and_quoted_as_in_a_shell(line: bytes, words: list[bytes]) -> None:
     assert parsed(line) == [words]
     assert parsed(*(line[i : i + 1] for i in range(len(line)))) == [words]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_an_argument_that_looks_like_the_protocol_stays_an_argument(place: int, count: int) -> None:
+def test_argument_that_looks_like_the_protocol_stays_an_argument(place: int, count: int) -> None:
     """Were the fast path to believe the line ends inside it, a key could smuggle in another command."""
     for smuggled in (b"k\r\n$1\r\nv", b"k\r\n$1\r\nv\r\n*2\r\n$3\r\nDEL\r\n$1\r\na", b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"):
         words = [b"x"] * count
@@ -90,7 +90,7 @@ def test_an_argument_that_looks_like_the_protocol_stays_an_argument(place: int, 
         assert parsed(packed(*words) + packed(b"PING")) == [words, [b"PING"]]
 
 
-def test_empty_lines_and_empty_arrays_are_nothing() -> None:
+def test_empty_lines_and_empty_arrays_are_ignored() -> None:
     assert parsed(b"\r\n\r\n*0\r\n*-1\r\nPING\r\n") == [[b"PING"]]
 
 
@@ -114,7 +114,7 @@ def test_empty_lines_and_empty_arrays_are_nothing() -> None:
     ],
     ids=range(14),
 )
-def test_what_is_not_the_protocol_ends_the_stream(data: bytes, reason: str) -> None:
+def test_malformed_bytes_end_the_stream(data: bytes, reason: str) -> None:
     for chunks in ([packed(b"PING") + data], [packed(b"PING"), *(data[i : i + 3] for i in range(0, len(data), 3))]):
         parser = Parser()
         found = [command for chunk in chunks for command in parser.parse(chunk)]
@@ -125,7 +125,7 @@ def test_what_is_not_the_protocol_ends_the_stream(data: bytes, reason: str) -> N
         assert parser.parse(packed(b"PING")) == [], "nothing is read after it"
 
 
-def test_a_huge_count_allocates_nothing() -> None:
+def test_huge_count_allocates_nothing() -> None:
     parser = Parser()
     assert parser.parse(b"*1000000\r\n") == []
     assert parser.parse(b"$1\r\na\r\n" * 10) == []
@@ -133,7 +133,7 @@ def test_a_huge_count_allocates_nothing() -> None:
 
 
 @pytest.mark.parametrize("step", [1 << 20, 65_536, 1000])
-def test_an_argument_that_is_too_large_is_skipped_and_the_next_command_is_read(step: int) -> None:
+def test_oversized_argument_is_skipped_and_the_next_command_is_read(step: int) -> None:
     size = redis_parser.BULK_BYTES_MAX + 1
     data = packed(b"SET", b"k", b"x" * size) + packed(b"GET", b"k") + packed(b"MSET", b"a", b"y" * size, b"b", b"c")
     parser = Parser()
@@ -148,7 +148,7 @@ def test_an_argument_that_is_too_large_is_skipped_and_the_next_command_is_read(s
     assert held <= step + 100
 
 
-def test_a_command_that_is_too_large_as_a_whole_is_skipped() -> None:
+def test_oversized_command_is_skipped() -> None:
     count = redis_parser.COMMAND_BYTES_MAX // (1 << 20) + 1
     parser = Parser()
     found = parser.parse(packed(b"MSET", *(b"x" * (1 << 20) for _ in range(count))) + packed(b"PING"))
@@ -157,7 +157,7 @@ def test_a_command_that_is_too_large_as_a_whole_is_skipped() -> None:
     assert found[1:] == [[b"PING"]]
 
 
-def test_a_command_of_too_many_arguments_is_skipped() -> None:
+def test_command_with_too_many_arguments_is_skipped() -> None:
     parser = Parser()
     found = parser.parse(packed(*(b"k" for _ in range(redis_parser.ARGUMENTS_MAX + 1))) + packed(b"PING"))
     assert isinstance(found[0], OversizedCommand)
@@ -169,7 +169,7 @@ def test_a_command_of_too_many_arguments_is_skipped() -> None:
     [([b"SET", b"k", b"x" * (1 << 20)], 16_384), ([b"DEL", *([b"k"] * 2_000)], 7), ([b"DEL", *([b"k"] * 200)], 1)],
     ids=["a large value", "an argument a piece", "a byte a piece"],
 )
-def test_a_command_is_not_read_again_with_every_piece_of_it(
+def test_command_in_pieces_is_not_read_again_for_each_piece(
     words: list[bytes], step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes wait as they came, each header is looked at once as it comes and once when the command is complete.
@@ -204,7 +204,7 @@ pieces = st.tuples(st.sampled_from([b"$", b"*", b":"]), headers, st.sampled_from
 
 @given(st.lists(st.one_of(pieces, st.sampled_from([b"\r\n", b"a\r\n", b"ab"])), max_size=12).map(b"".join))
 @example(b"$-0\r\n")
-def test_what_the_walk_finds_incomplete_is_not_walked_before_it_can_be_complete(rest: bytes) -> None:
+def test_incomplete_command_is_not_read_before_it_can_be_complete(rest: bytes) -> None:
     """Else each byte more has all of it walked again: three a second held the event loop of a node."""
     data = b"*3\r\n" + rest
     try:

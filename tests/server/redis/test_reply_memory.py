@@ -54,14 +54,14 @@ class Time:
         return self.now
 
 
-def test_there_is_room_for_what_somebody_alone_asks_for_however_large() -> None:
+def test_single_holder_always_has_capacity() -> None:
     room, one, other = ReplyMemory(Time(), 100), Connection(), Connection()
     assert room.take(one, 1_000)
     one.held_bytes = 1_000
     assert not room.take(other, 1)
 
 
-def test_what_is_held_is_told_as_it_is_now() -> None:
+def test_held_bytes_are_recounted() -> None:
     """And not as it was when there last seemed to be too little room: it may be long ago."""
     room, one = ReplyMemory(Time(), 100), Connection(90)
     assert room.take(one, 90)
@@ -70,7 +70,7 @@ def test_what_is_held_is_told_as_it_is_now() -> None:
     assert room.held() == 0
 
 
-def test_what_was_reserved_and_is_given_back_is_room_at_once() -> None:
+def test_returned_reservation_is_free_at_once() -> None:
     room, one, other, waiting = ReplyMemory(Time(), 100), Connection(), Connection(), Connection()
     for _ in range(100):
         assert room.take(one, 60)
@@ -89,7 +89,7 @@ def test_what_was_reserved_and_is_given_back_is_room_at_once() -> None:
     assert room.bytes == 20, "of one that is gone the next look finds nothing"
 
 
-def test_what_is_written_meanwhile_is_seen_when_there_seems_to_be_no_room() -> None:
+def test_written_replies_are_noticed_when_memory_seems_full() -> None:
     time = Time()
     room, one, other = ReplyMemory(time, 100), Connection(), Connection()
     assert room.take(one, 90)
@@ -101,7 +101,7 @@ def test_what_is_written_meanwhile_is_seen_when_there_seems_to_be_no_room() -> N
     assert room.take(one, 40)
 
 
-def test_who_waits_goes_on_in_order_as_far_as_there_is_room() -> None:
+def test_waiting_holders_resume_in_order_as_capacity_allows() -> None:
     time = Time()
     room, holder, first, second = ReplyMemory(time, 100), Connection(), Connection(), Connection()
     assert room.take(holder, 100)
@@ -118,7 +118,7 @@ def test_who_waits_goes_on_in_order_as_far_as_there_is_room() -> None:
     assert not room.is_awaited
 
 
-def test_commands_with_many_values_leave_room_for_those_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_with_many_values_leave_memory_for_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply_memory, "SINGLE_BYTES", 10)
     time = Time()
     room, many, single, waiting = ReplyMemory(time, 100), Connection(), Connection(), Connection()
@@ -134,7 +134,7 @@ def test_commands_with_many_values_leave_room_for_those_with_one(monkeypatch: py
     assert single.heard == ["resume"], "it does not wait behind what needs more"
 
 
-def test_slow_readers_are_closed_when_others_have_waited_and_only_as_many_as_are_needed() -> None:
+def test_slow_readers_are_closed_only_as_needed_by_waiting_ones() -> None:
     time = Time()
     room = ReplyMemory(time, 100)
     small, large, reading, waiting = Connection(20, 0.0), Connection(50, 0.0), Connection(30), Connection()
@@ -150,7 +150,7 @@ def test_slow_readers_are_closed_when_others_have_waited_and_only_as_many_as_are
     assert room.closed == 1
 
 
-def test_what_waits_for_room_that_nobody_gives_is_refused_in_the_end() -> None:
+def test_command_is_refused_when_no_memory_becomes_free() -> None:
     time = Time()
     room, reading, waiting = ReplyMemory(time, 100), Connection(100), Connection()
     assert room.take(reading, 100)
@@ -161,7 +161,7 @@ def test_what_waits_for_room_that_nobody_gives_is_refused_in_the_end() -> None:
     assert reading.heard == []
 
 
-def test_unread_replies_beyond_the_bound_close_the_largest_at_once() -> None:
+def test_unread_replies_above_the_limit_close_the_largest_client() -> None:
     room, first, second = ReplyMemory(Time(), 100), Connection(70, 0.0), Connection(60, 0.0)
     room.add(first, 70)
     assert first.heard == []
@@ -195,7 +195,7 @@ async def is_put_off(door: Door) -> bool:
     return door.server.reply_memory.put_off > 0
 
 
-async def test_a_client_that_reads_late_gets_all_replies_and_little_is_held_for_it_meanwhile(door: Door) -> None:
+async def test_slow_client_gets_all_replies_and_little_memory_is_held(door: Door) -> None:
     """Also of partitions whose answers come before their turn."""
     ring = door.backend.topology.ring
     keys = [next(key for i in range(99) if ring.partition_of(key := b"%d" % i) == each) for each in ("p1", "p2", "p3")]
@@ -215,7 +215,7 @@ async def test_a_client_that_reads_late_gets_all_replies_and_little_is_held_for_
         assert door.server.reply_memory.closed == 0
 
 
-async def test_reads_that_are_done_again_never_go_back_in_time(door: Door) -> None:
+async def test_repeated_reads_never_go_back_in_time(door: Door) -> None:
     async with door.raw() as slow, door.raw() as other:
         await other.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
         stop_reading(slow)
@@ -233,7 +233,7 @@ async def test_reads_that_are_done_again_never_go_back_in_time(door: Door) -> No
 
 
 # docs/protocol.md N5
-async def test_reads_that_are_done_again_count_once_for_a_rate(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_reads_are_charged_once(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     rates, submit = Rates(lambda: 0.0, Counter()), door.backend.submit
     rates.take([Namespace(name="n", prefix=b"n", ops_per_s=10_000)])
     door.server.rates = lambda: rates
@@ -254,7 +254,7 @@ async def test_reads_that_are_done_again_count_once_for_a_rate(door: Door, monke
     assert rates.passed == {"n": 30}
 
 
-async def test_what_is_put_off_for_a_client_that_goes_is_not_counted_any_more(door: Door) -> None:
+async def test_postponed_replies_of_a_disconnected_client_are_not_counted(door: Door) -> None:
     raw = await door.connect()
     await raw.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
     stop_reading(raw)
@@ -270,7 +270,7 @@ async def test_what_is_put_off_for_a_client_that_goes_is_not_counted_any_more(do
     await wait_until(is_empty, what="nothing is counted")
 
 
-async def test_what_is_put_off_for_clients_that_do_not_read_takes_no_others_place(door: Door) -> None:
+async def test_postponed_replies_of_slow_clients_take_no_others_slots(door: Door) -> None:
     """With some hundred of them all that may be under way was theirs, and nobody else was served."""
     limit = door.server.inflight_limit = InflightLimit(commands_max=50, bytes_max=1_000)
 
@@ -295,7 +295,7 @@ async def test_what_is_put_off_for_clients_that_do_not_read_takes_no_others_plac
         await wait_until(is_free, what="nothing is counted twice")
 
 
-async def test_one_command_with_many_values_is_done_again_with_room_for_all_of_them(door: Door) -> None:
+async def test_command_with_many_values_is_repeated_with_reserved_memory(door: Door) -> None:
     async with door.raw() as raw:
         await raw.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
         expected = b"*20\r\n" + bulk(value(0)) * 20
@@ -303,7 +303,7 @@ async def test_one_command_with_many_values_is_done_again_with_room_for_all_of_t
         assert door.server.reply_memory.put_off == 1
 
 
-async def test_slow_readers_do_not_keep_the_room_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_readers_do_not_keep_memory_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply_memory, "PATIENCE_S", 0.1)
     async with redis_door(tmp_path, limits=Limits(output_bytes_max=12 * MIB)) as door, AsyncExitStack() as stack:
         other = await stack.enter_async_context(door.raw())
@@ -320,7 +320,7 @@ async def test_slow_readers_do_not_keep_the_room_from_others(tmp_path: Path, mon
         assert door.server.reply_memory.closed <= 4
 
 
-async def test_transactions_that_read_begin_when_there_is_room_for_all_that_they_may_answer(tmp_path: Path) -> None:
+async def test_transactions_that_read_begin_with_memory_for_all_results(tmp_path: Path) -> None:
     async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:
         raws = [await stack.enter_async_context(door.raw()) for _ in range(6)]
         await raws[0].ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
@@ -339,7 +339,7 @@ async def test_transactions_that_read_begin_when_there_is_room_for_all_that_they
             assert (await raw.read_line())[:1] == b":"
 
 
-async def test_room_for_a_transaction_is_free_when_it_is_answered(
+async def test_memory_of_a_transaction_is_free_when_it_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not with the next look at what is held: a node did some 150 transactions that read in a second."""
@@ -367,7 +367,7 @@ async def test_room_for_a_transaction_is_free_when_it_is_answered(
             assert await raw.read(len(answer)) == answer
 
 
-async def test_walks_over_keys_begin_when_there_is_room_for_what_they_gather(tmp_path: Path) -> None:
+async def test_traversals_begin_with_memory_for_their_results(tmp_path: Path) -> None:
     async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:
         raws = [await stack.enter_async_context(door.raw()) for _ in range(3)]
         await raws[0].ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
@@ -389,7 +389,7 @@ async def test_walks_over_keys_begin_when_there_is_room_for_what_they_gather(tmp
         assert await raws[1].read_line() == b"*2\r\n"
 
 
-async def test_a_walk_over_keys_for_which_no_room_comes_is_refused(
+async def test_traversal_is_refused_when_no_memory_becomes_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reply_memory, "REFUSE_S", 0.0)
@@ -401,9 +401,7 @@ async def test_a_walk_over_keys_for_which_no_room_comes_is_refused(
         assert await raw.read_line() == b"+PONG\r\n"
 
 
-async def test_a_transaction_for_which_no_room_comes_leaves_no_watch_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_transaction_refused_for_memory_leaves_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next user of the connection has asked for none. What is refused outside of a transaction ends no WATCH."""
     monkeypatch.setattr(reply_memory, "REFUSE_S", 0.0)
     others, queued = Connection(held=24 * MIB), b"+OK\r\n+QUEUED\r\n"
@@ -430,7 +428,7 @@ async def test_a_transaction_for_which_no_room_comes_leaves_no_watch_behind(
         assert await raw.read_line() == b"*1\r\n"
 
 
-async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) -> None:
+async def test_values_are_not_gathered_for_a_disconnected_client(door: Door) -> None:
     connection = RespConnection(door.server)
     connection.replies.is_gone = True
     with pytest.raises(Unavailable):
@@ -438,7 +436,7 @@ async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) ->
     assert door.backend.submitted == []
 
 
-async def test_of_a_command_with_many_reads_the_rest_is_not_begun_once_its_client_is_gone(door: Door) -> None:
+async def test_rest_of_a_large_read_is_skipped_when_its_client_disconnects(door: Door) -> None:
     door.backend.held_reads = []
     async with door.raw() as raw:
         raw.writer.write(packed(b"MGET", *(b"%d" % number for number in range(4 * reply_queue.READS_AT_ONCE))))
@@ -463,7 +461,7 @@ async def test_of_a_command_with_many_reads_the_rest_is_not_begun_once_its_clien
     assert len(door.backend.submitted) == reply_queue.READS_AT_ONCE
 
 
-async def test_commands_that_answer_old_values_are_begun_a_few_at_a_time(door: Door) -> None:
+async def test_commands_that_return_old_values_begin_a_few_at_a_time(door: Door) -> None:
     count = 64
     async with door.raw() as raw:
         door.backend.hold()

@@ -51,7 +51,7 @@ async def at_once(door: Door, work: Callable[[redis.Redis, int], Coroutine[Any, 
         await asyncio.gather(*(work(client, number) for number, client in enumerate(all_of_them)))
 
 
-async def test_no_addition_is_lost_among_many(door: Door) -> None:
+async def test_concurrent_float_increments_lose_nothing(door: Door) -> None:
     async def add(client: redis.Redis, number: int) -> None:
         for _ in range(ROUNDS):
             await client.incrbyfloat("sum", 0.1)
@@ -61,7 +61,7 @@ async def test_no_addition_is_lost_among_many(door: Door) -> None:
         assert await client.get("sum") == b"%d" % (CLIENTS * ROUNDS // 10)
 
 
-async def test_no_part_of_a_value_is_lost_among_many(door: Door) -> None:
+async def test_concurrent_range_writes_lose_nothing(door: Door) -> None:
     async def write(client: redis.Redis, number: int) -> None:
         for round_ in range(ROUNDS):
             await client.setrange("parts", number * ROUNDS + round_, b"%d" % number)
@@ -71,7 +71,7 @@ async def test_no_part_of_a_value_is_lost_among_many(door: Door) -> None:
         assert await client.get("parts") == b"".join(b"%d" % number * ROUNDS for number in range(CLIENTS))
 
 
-async def test_a_key_is_renamed_by_one_of_many(door: Door) -> None:
+async def test_concurrent_renames_move_a_key_once(door: Door) -> None:
     renamed: list[int] = []
     refused: list[str] = []
 
@@ -90,7 +90,7 @@ async def test_a_key_is_renamed_by_one_of_many(door: Door) -> None:
         assert [key async for key in client.scan_iter()] == [b"{t}%d" % winner]
 
 
-async def test_a_counter_under_watch_counts_every_transaction(door: Door) -> None:
+async def test_counter_under_watch_counts_every_transaction(door: Door) -> None:
     failed = 0
 
     async def add(client: redis.Redis, number: int) -> None:
@@ -114,7 +114,7 @@ async def test_a_counter_under_watch_counts_every_transaction(door: Door) -> Non
     assert failed
 
 
-async def test_what_is_watched_and_what_is_done_is_in_one_partition(door: Door) -> None:
+async def test_watched_keys_and_transaction_must_be_in_one_partition(door: Door) -> None:
     async with clients(door, 1) as (client,):
         for words in (("RENAME", "a", "b"), ("COPY", "a", "b"), ("MSETNX", "a", 1, "b", 2)):
             with pytest.raises(exceptions.ClusterCrossSlotError, match=r"put the same {tag} into the keys"):
@@ -128,14 +128,14 @@ async def test_what_is_watched_and_what_is_done_is_in_one_partition(door: Door) 
         assert await client.exists(*"abcdef") == 0
 
 
-async def test_who_is_always_overtaken_is_told_so(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rewrite_that_always_loses_is_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "ATTEMPTS_MAX", 0)
     async with clients(door, 1) as (client,):
         with pytest.raises(exceptions.ResponseError, match="other clients changed the key"):
             await client.incrbyfloat("a", 1)
 
 
-async def test_more_keys_than_may_be_watched_are_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watched_keys_above_the_limit_are_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.server.redis.session.WATCHED_MAX", 2)
     async with clients(door, 1) as (client,), client.pipeline() as pipe:
         await pipe.watch("a", "b", "a")
@@ -143,7 +143,7 @@ async def test_more_keys_than_may_be_watched_are_refused(door: Door, monkeypatch
             await pipe.watch("c")
 
 
-async def test_a_reader_rewrites_nothing_and_watches_only_what_he_may_read(tmp_path: Path) -> None:
+async def test_reader_may_not_rewrite_and_watches_only_readable_keys(tmp_path: Path) -> None:
     async with (
         redis_door(tmp_path, access=Access(table())) as door,
         clients(door, 1, username="tenant", password="secret", protocol=3) as (client,),
@@ -160,7 +160,7 @@ async def test_a_reader_rewrites_nothing_and_watches_only_what_he_may_read(tmp_p
 # ── locks ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_lock_of_redis_py_from_acquire_to_release(door: Door) -> None:
+async def test_redis_py_lock_from_acquire_to_release(door: Door) -> None:
     async with clients(door, 2) as (one, two):
         mine, its = one.lock("lock", timeout=30), two.lock("lock", timeout=30)
         assert await mine.acquire()
@@ -180,7 +180,7 @@ async def test_a_lock_of_redis_py_from_acquire_to_release(door: Door) -> None:
         assert await one.exists("lock") == 0
 
 
-async def test_nobody_holds_a_lock_twice(door: Door) -> None:
+async def test_lock_is_never_held_twice(door: Door) -> None:
     holders = most = 0
 
     async def hold(client: redis.Redis, number: int) -> None:
@@ -196,13 +196,13 @@ async def test_nobody_holds_a_lock_twice(door: Door) -> None:
     assert most == 1
 
 
-async def test_the_scripts_of_redis_py_are_those_that_are_known() -> None:
+async def test_scripts_of_redis_py_are_known() -> None:
     known = scripts.Scripts()
     texts = (Lock.LUA_RELEASE_SCRIPT, Lock.LUA_EXTEND_SCRIPT, Lock.LUA_REACQUIRE_SCRIPT)
     assert [known.load(text.encode())[1] for text in texts] == [scripts.release, scripts.extend, scripts.renew]
 
 
-async def test_another_script_is_not_run(door: Door) -> None:
+async def test_unknown_script_is_refused(door: Door) -> None:
     async with clients(door, 1) as (client,):
         for text in ("return 1", "return redis.call('del', KEYS[1])", "x" * 100_000):
             with pytest.raises(exceptions.ResponseError, match="only the scripts of lock libraries"):
@@ -219,7 +219,7 @@ def test_loaded_scripts_are_bounded() -> None:
 # ── clients of clusters ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_client_of_redis_clusters_works(door: Door) -> None:
+async def test_redis_cluster_client_works(door: Door) -> None:
     here = {ServerId("n1"): Member(id="n1", resp=f"{door.host}:{door.port}")}
     door.backend.topology = replace(door.backend.topology, servers=here)
     async with RedisCluster(host=door.host, port=door.port) as client:
@@ -243,7 +243,7 @@ class At:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_every_slot_is_one_servers(count: int) -> None:
+def test_every_slot_belongs_to_one_server(count: int) -> None:
     servers = {ServerId(f"n{number}"): At(f"[::1]:{7000 + number}") for number in range(count)}
     found = slot_ranges(servers, ServerId("n0"))
     assert [slot for share in found for slot in range(share.first, share.last + 1)] == list(range(SLOTS))

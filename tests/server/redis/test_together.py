@@ -80,7 +80,7 @@ async def replies(door: Door, pipelines: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_a_client_gets_the_same_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+async def test_fast_path_gives_the_same_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     found = []
     for together_min, alike_min in ((pipeline.TOGETHER_MIN, parser._ALIKE_MIN), (1 << 30, 1 << 30)):
         monkeypatch.setattr(pipeline, "TOGETHER_MIN", together_min)
@@ -106,7 +106,7 @@ async def get_all(door: Door) -> list[bytes | None]:
     return [each.value if isinstance(each, Record) else None for each in found]
 
 
-async def test_they_go_to_their_leader_in_one_call(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plain_sets_reach_their_leader_in_one_call(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     submit = door.backend.submit
     monkeypatch.setattr(door.backend, "submit", lambda ops, *rest: calls.append(len(ops)) or submit(ops, *rest))
@@ -116,7 +116,7 @@ async def test_they_go_to_their_leader_in_one_call(door: Door, monkeypatch: pyte
     assert calls == [count]
 
 
-async def test_a_set_behind_a_read_of_its_key_waits_for_it(door: Door) -> None:
+async def test_set_waits_for_an_earlier_read_of_its_key(door: Door) -> None:
     async with door.raw() as raw:
         await raw.ask(packed(b"SET", b"k3", b"old"), b"+OK\r\n")
         door.backend.held_reads = []
@@ -132,7 +132,7 @@ async def test_a_set_behind_a_read_of_its_key_waits_for_it(door: Door) -> None:
         assert await raw.read(len(expected)) == expected
 
 
-async def test_errors_of_some_stand_where_they_belong(door: Door) -> None:
+async def test_errors_appear_at_their_own_commands(door: Door) -> None:
     door.backend.failure = Overloaded("no room")
     async with door.raw() as raw:
         raw.writer.write(b"".join(packed(b"SET", b"k%d" % each, b"v") for each in range(6)))
@@ -183,7 +183,7 @@ def unread(door: Door) -> tuple[RespConnection, Unread]:
     return connection, stream
 
 
-async def test_what_is_answered_at_once_and_not_read_is_counted(door: Door) -> None:
+async def test_unread_replies_of_the_fast_path_are_counted(door: Door) -> None:
     async with door.raw() as raw:
         await raw.ask(packed(b"SET", b"k", b"x" * 2000), b"+OK\r\n")
     connection, stream = unread(door)
@@ -194,7 +194,7 @@ async def test_what_is_answered_at_once_and_not_read_is_counted(door: Door) -> N
     assert door.server.reply_memory.bytes >= len(stream.written) > stream.high
 
 
-async def test_room_that_was_reserved_is_counted_out_once(door: Door) -> None:
+async def test_reserved_memory_is_counted_out_once(door: Door) -> None:
     memory = door.server.reply_memory = ReplyMemory(lambda: 0.0, 100)
     connection, other = unread(door)[0].replies, unread(door)[0].replies
     assert connection.reserve(50)
@@ -205,7 +205,7 @@ async def test_room_that_was_reserved_is_counted_out_once(door: Door) -> None:
     assert memory.bytes >= connection.held_bytes == 20
 
 
-async def test_of_answers_to_a_client_that_is_gone_nothing_is_kept(door: Door) -> None:
+async def test_replies_to_a_disconnected_client_are_not_kept(door: Door) -> None:
     """Those that come before their turn were, a megabyte each, and counted for nobody."""
     connection, _ = unread(door)
     replies = connection.replies
@@ -222,7 +222,7 @@ async def test_of_answers_to_a_client_that_is_gone_nothing_is_kept(door: Door) -
     assert replies.in_flight() == 0
 
 
-async def test_a_lone_get_that_takes_a_turn_is_timed_like_any_other(door: Door) -> None:
+async def test_single_get_that_takes_a_turn_is_timed(door: Door) -> None:
     async with door.raw() as raw:
         door.server.rounds.left = EVERY
         await raw.ask(packed(b"PING"), b"+PONG\r\n")
@@ -239,7 +239,7 @@ async def test_a_lone_get_that_takes_a_turn_is_timed_like_any_other(door: Door) 
         assert door.server.rounds.left == left - 1
 
 
-async def test_a_transaction_waits_while_too_much_is_under_way(door: Door) -> None:
+async def test_transaction_waits_while_the_limit_is_reached(door: Door) -> None:
     async with door.raw() as raw:
         door.server.inflight_limit.begin(2 * COMMANDS_MAX, 0)
         raw.writer.write(packed(b"MULTI") + packed(b"SET", b"k", b"v") + packed(b"EXEC"))
@@ -262,7 +262,7 @@ def some_rounds(draw: random.Random) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_nothing_stays_counted_however_commands_come(
+async def test_nothing_stays_counted_whatever_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     found = []
@@ -295,7 +295,7 @@ async def test_nothing_stays_counted_however_commands_come(
     assert found[0] == found[1]
 
 
-async def test_syncs_are_reported_while_a_turn_of_the_loop_hears_many_clients(tmp_path: Path) -> None:
+async def test_syncs_are_reported_during_a_turn_with_many_clients(tmp_path: Path) -> None:
     heard_before: list[int] = []
     commands = 0
 

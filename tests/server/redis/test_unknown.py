@@ -32,7 +32,7 @@ async def unknown(stack: AsyncExitStack, door: Door) -> Raw:
     return raw
 
 
-async def test_strangers_have_half_of_the_places_and_the_oldest_gives_way(
+async def test_unauthenticated_connections_have_half_of_the_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resp_listener, "LOGIN_SURE_S", 0.0)
@@ -64,7 +64,7 @@ async def test_connection_of_another_network_keeps_its_slot(tmp_path: Path, monk
         assert await line_of(first, b"AUTH", b"tenant", b"secret") == b"+OK\r\n", "the oldest of all"
 
 
-async def test_who_has_just_come_has_time_for_his_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_connection_has_time_for_its_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resp_listener, "LOGIN_SURE_S", 1000.0)
     monkeypatch.setattr(resp_listener, "SERVERS_MAX", 0)
     limits = Limits(connections_max=4)
@@ -76,7 +76,7 @@ async def test_who_has_just_come_has_time_for_his_login(tmp_path: Path, monkeypa
         assert await known(stack, door), "it has made room"
 
 
-async def test_a_stranger_holds_little_of_what_he_has_not_finished(tmp_path: Path) -> None:
+async def test_unauthenticated_client_may_hold_little_input(tmp_path: Path) -> None:
     """Else strangers would have all the room for commands, and those of users were closed for it."""
     value = b"v" * 100_000
     async with redis_door(tmp_path, access=Access(table())) as door, door.raw() as user, door.raw() as stranger:
@@ -89,7 +89,7 @@ async def test_a_stranger_holds_little_of_what_he_has_not_finished(tmp_path: Pat
         assert door.server.statistics()["resp_input_bytes"] == 0
 
 
-async def test_a_large_command_that_comes_with_a_login_waits_for_it(tmp_path: Path) -> None:
+async def test_large_command_sent_with_a_login_waits_for_it(tmp_path: Path) -> None:
     large = packed(b"SET", b"t/a", b"v" * 100_000)
     async with redis_door(tmp_path, access=Access(table())) as door, door.raw() as user, door.raw() as stranger:
         user.writer.write(packed(b"AUTH", b"tenant", b"secret") + large[:-10])
@@ -101,7 +101,7 @@ async def test_a_large_command_that_comes_with_a_login_waits_for_it(tmp_path: Pa
         assert (await stranger.read_to_end()).startswith(b"-NOAUTH Authentication required")
 
 
-async def test_strangers_whose_logins_are_being_checked_give_way_to_users(
+async def test_connections_with_pending_logins_give_way_to_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resp_listener, "INPUT_BYTES_MAX", 1_000_000)
@@ -120,7 +120,7 @@ async def test_strangers_whose_logins_are_being_checked_give_way_to_users(
         await wait_until(lambda: is_true(user.replies.answered == 2), what="the value is written")
 
 
-async def test_who_was_there_when_access_control_was_switched_on_is_a_stranger_until_he_logs_in(tmp_path: Path) -> None:
+async def test_connection_is_unauthenticated_when_access_control_is_enabled(tmp_path: Path) -> None:
     access = Access(table(*OFF))
     async with redis_door(tmp_path, access=access) as door, AsyncExitStack() as stack:
         raws = [await stack.enter_async_context(door.raw()) for _ in range(3)]

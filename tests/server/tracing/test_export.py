@@ -63,7 +63,7 @@ def test_spans_beyond_a_full_queue_are_dropped_and_counted(monkeypatch: pytest.M
     assert found.statistics()["traces_spans_exported_total"] == len(stuck.spans) == 14
 
 
-def test_what_a_collector_does_not_take_is_counted_and_the_next_batch_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_spans_are_counted_and_the_next_batch_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "BATCH_MAX", 2)
     away = Away()
     found = traces(away)
@@ -74,7 +74,7 @@ def test_what_a_collector_does_not_take_is_counted_and_the_next_batch_is_tried(m
     assert found.statistics()["traces_spans_exported_total"] == 0
 
 
-def test_a_stop_sends_what_is_queued_and_takes_nothing_more() -> None:
+def test_close_sends_queued_spans_and_accepts_no_more() -> None:
     kept = Kept()
     found = traces(kept)
     take(found, 3)

@@ -64,11 +64,11 @@ def too_weak(style: str, theme: str) -> list[str]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_texts_and_lines_can_be_told_from_what_is_behind_them(theme: str) -> None:
+def test_texts_and_lines_have_enough_contrast(theme: str) -> None:
     assert too_weak(STYLE, theme) == []
 
 
-def test_every_colour_is_looked_at() -> None:
+def test_every_colour_is_checked() -> None:
     seen = {fore for fore, _, _ in pairs(STYLE)} | {back for _, back, _ in pairs(STYLE)}
     assert set(themes(STYLE)["light"]) == seen | TRANSPARENT
     assert set(re.findall(r"#[0-9a-f]{3,6}", STYLE)) == {
@@ -76,6 +76,6 @@ def test_every_colour_is_looked_at() -> None:
     }, "a colour without a name is not looked at"
 
 
-def test_the_ratio_is_that_of_the_standard_and_a_weak_colour_is_found() -> None:
+def test_contrast_ratio_is_that_of_the_standard() -> None:
     assert (round(ratio("#fff", "#000000"), 2), round(ratio("#767676", "#ffffff"), 2)) == (21.0, 4.54)
     assert too_weak(STYLE.replace("--soft:#566073", "--soft:#8a93a5"), "light")

@@ -101,7 +101,7 @@ async def fetch(url: str, method: str = "GET") -> tuple[aiohttp.ClientResponse, 
         return answer, await answer.text()
 
 
-async def test_the_page_asks_nothing_of_the_internet_and_runs_nothing_that_is_not_its_own(opened: Opened) -> None:
+async def test_page_loads_nothing_from_other_hosts_and_runs_only_its_own_code(opened: Opened) -> None:
     answer, page = await fetch(f"{opened.url}/ui")
     assert answer.status == 200
     policy = answer.headers["Content-Security-Policy"]
@@ -118,7 +118,7 @@ async def test_the_page_asks_nothing_of_the_internet_and_runs_nothing_that_is_no
         assert (await fetch(opened.url + path))[0].status == 200
 
 
-async def test_the_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
+async def test_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
     elements = Elements((await fetch(f"{opened.url}/ui"))[1])
     assert [len(elements.of(name)) for name in ("main", "header", "footer", "nav", "h1")] == [1] * 5
     assert all(each.get("scope") in ("col", "row") for each in elements.of("th"))
@@ -142,7 +142,7 @@ async def test_the_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
     assert all(each.get("tabindex", "0") == "0" for each in focused), "the order is that of the page"
 
 
-async def test_what_is_to_be_typed_is_shown_as_code(opened: Opened) -> None:
+async def test_commands_are_shown_as_code(opened: Opened) -> None:
     report = opened.made.report
     report.ring.paused = True
     report.ring.moves.add(id=7, source="p1", target="p2", state="planned", stuck="do `x 7`")
@@ -153,7 +153,7 @@ async def test_what_is_to_be_typed_is_shown_as_code(opened: Opened) -> None:
     assert page.count("<code>kvstore ring resume</code>") == 2
 
 
-async def test_what_others_wrote_does_nothing_to_the_page(opened: Opened) -> None:
+async def test_texts_of_others_are_escaped(opened: Opened) -> None:
     opened.made.report.partitions[0].lead.hot_keys.add(key=b"<script>alert(1)</script>", share=0.5)
     opened.made.report.nodes[0].no_answer = '"><img src=x>'
     page = (await fetch(f"{opened.url}/ui"))[1]
@@ -162,7 +162,7 @@ async def test_what_others_wrote_does_nothing_to_the_page(opened: Opened) -> Non
     assert "&lt;script&gt;alert(1)" in page
 
 
-async def test_an_open_page_is_told_of_changes(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_page_receives_updates(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIVE_S", 0.01)
     async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
         assert stream.content_type == "text/event-stream"
@@ -182,9 +182,7 @@ async def event_of(stream: aiohttp.ClientResponse) -> dict[str, dict[str, str]]:
     return found
 
 
-async def test_a_stream_ends_when_its_user_may_not_see_it_any_more(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stream_ends_when_its_user_loses_the_permission(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIVE_S", 0.01)
     opened.door.authenticator = Turned(3)
     async with asyncio.timeout(PATIENCE_S):
@@ -193,16 +191,14 @@ async def test_a_stream_ends_when_its_user_may_not_see_it_any_more(
         assert (await fetch(f"{opened.url}/ui"))[0].status == 403
 
 
-async def test_there_are_no_more_streams_than_there_may_be(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_bounded(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STREAMS_MAX", 1)
     async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
         await event_of(stream)
         assert (await fetch(f"{opened.url}/ui/live"))[0].status == 503
 
 
-async def test_a_page_that_takes_nothing_gives_its_place_to_another(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_page_that_reads_nothing_gives_up_its_slot(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STREAMS_MAX", 1)
     monkeypatch.setattr(module, "LIVE_S", 0.0)
     monkeypatch.setattr(module, "READER_S", 0.5)
@@ -227,9 +223,7 @@ async def test_a_page_that_takes_nothing_gives_its_place_to_another(
         await event_of(stream)
 
 
-async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_head_request_gets_no_stream(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STREAMS_MAX", 1)
     host, _, port = opened.url.removeprefix("http://").rpartition(":")
     for _ in range(2):  # none of them takes the place of an open page
@@ -241,7 +235,7 @@ async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(
         assert (head.startswith(b"HTTP/1.1 200"), b"text/event-stream" in head, body) == (True, True, b"")
 
 
-async def test_dashboard_address_shows_the_node_while_there_is_no_dashboard(opened: Opened) -> None:
+async def test_dashboard_address_shows_the_node_when_there_is_no_dashboard(opened: Opened) -> None:
     held, opened.door.dashboard = opened.door.dashboard, None
     try:
         answer, text = await fetch(f"{opened.url}/ui")
@@ -273,7 +267,7 @@ def ledger_rows(response: LedgersResponse) -> dict[str, list[str]]:
     return {row[0].text: [cell.text for cell in row[1:]] for row in rows}
 
 
-async def test_the_ledgers_of_a_partition_have_a_page_the_newest_first(opened: Opened) -> None:
+async def test_ledgers_page_shows_the_newest_first(opened: Opened) -> None:
     answer, page = await fetch(f"{opened.url}/ui/ledgers?partition=p1")
     assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, POLICY)
     rows = ledger_rows(opened.made.logs["p1"])
@@ -289,7 +283,7 @@ async def test_the_ledgers_of_a_partition_have_a_page_the_newest_first(opened: O
     assert "/ui/ledgers?partition=p1" in linked
 
 
-async def test_while_the_metadata_store_is_away_the_page_says_what_the_leader_knows_and_that_it_is_from_it(
+async def test_ledgers_page_names_its_source_when_the_metadata_store_is_away(
     opened: Opened,
 ) -> None:
     opened.made.logs["p1"] = log_of(2, from_leaders=True)
@@ -300,7 +294,7 @@ async def test_while_the_metadata_store_is_away_the_page_says_what_the_leader_kn
     assert rows["2"][0] == "OPEN"
 
 
-async def test_a_page_of_ledgers_wants_a_partition_that_there_is(opened: Opened) -> None:
+async def test_ledgers_page_needs_a_known_partition(opened: Opened) -> None:
     found = [(await fetch(f"{opened.url}/ui/ledgers{query}")) for query in ("", "?partition=p9")]
     assert [(answer.status, text) for answer, text in found] == [
         (400, "400: expected ?partition=ID, for example p1, got none\n"),
@@ -308,5 +302,5 @@ async def test_a_page_of_ledgers_wants_a_partition_that_there_is(opened: Opened)
     ]
 
 
-def test_a_long_log_says_that_not_all_of_it_is_shown() -> None:
+def test_page_of_a_long_log_says_that_it_is_incomplete() -> None:
     assert "only the last 500 are shown" in ledgers_page_of(log_of(NEWEST), "p1", "n1")["ledgers"]["note"]

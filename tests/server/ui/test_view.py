@@ -37,7 +37,7 @@ def cells(report: ClusterReport, table: str) -> dict[str, str]:
     return {row[0].text: " | ".join(cell.text for cell in row[1:]) for row in rows}
 
 
-def test_a_silent_node_is_shown_with_the_reason_and_its_last_known_leads() -> None:
+def test_silent_node_is_shown_with_reason_and_last_known_leads() -> None:
     report = judged(loaded())
     silent(report, 2)
     report.nodes[1].leads.append("p2")
@@ -47,7 +47,7 @@ def test_a_silent_node_is_shown_with_the_reason_and_its_last_known_leads() -> No
     assert "not served" in cells(report, "partitions")["p2"]
 
 
-def test_a_partition_that_has_retired_is_not_shown_as_one_that_nobody_serves() -> None:
+def test_retired_partition_is_not_shown_as_unserved() -> None:
     report = loaded()
     report.partitions.add(id="p0", state="retired")
     page = page_of(judged(report), LoadHistory())
@@ -60,7 +60,7 @@ def test_a_partition_that_has_retired_is_not_shown_as_one_that_nobody_serves() -
     )
 
 
-def test_the_verdict_is_that_of_the_health_rules() -> None:
+def test_verdict_is_that_of_the_health_rules() -> None:
     report = loaded()
     silent(report, 2)
     page = page_of(judged(report), LoadHistory())
@@ -68,7 +68,7 @@ def test_the_verdict_is_that_of_the_health_rules() -> None:
     assert [each["reason"] for each in page["findings"]] == [each.reason for each in report.findings]
 
 
-def test_a_full_disk_and_a_failed_directory_are_shown_at_their_bookie() -> None:
+def test_full_disk_and_failed_directory_are_shown_at_their_bookie() -> None:
     report = loaded()
     report.bookies[0].state, report.bookies[0].disk.free_bytes = "readonly", 1 << 20
     report.bookies[1].directories.add(path="/d2", failure="Input/output error")
@@ -78,7 +78,7 @@ def test_a_full_disk_and_a_failed_directory_are_shown_at_their_bookie() -> None:
     assert "/d2: Input/output error" in bookies["n2-ab"]
 
 
-def test_a_stuck_move_is_shown_with_its_progress() -> None:
+def test_stuck_move_is_shown_with_its_progress() -> None:
     report = loaded()
     why = "no step of it has gone well for 31 s: partition p1: no answer"
     report.ring.moves.add(id=7, source="p1", target="p2", state="copying", attempt=3, copied=0.4, stuck=why)
@@ -95,7 +95,7 @@ def test_a_stuck_move_is_shown_with_its_progress() -> None:
     assert ", about 10 min remaining" in page_of(report, LoadHistory())["moves"]["note"]
 
 
-def test_latencies_are_shown_at_their_node_and_kept_fresh() -> None:
+def test_latencies_are_shown_at_their_node_and_updated() -> None:
     report = judged(loaded())
     report.nodes[0].report.latencies.add(operation="get", p50_s=0.000256, p99_s=0.004096, timed=9, within_s=60)
     silent(report, 3)
@@ -107,7 +107,7 @@ def test_latencies_are_shown_at_their_node_and_kept_fresh() -> None:
     assert all(len(row) == len(NODE_COLUMNS) for row in rows)
 
 
-def test_a_bookie_whose_node_is_no_server_says_that_nobody_tells_of_it_and_not_that_it_has_nothing() -> None:
+def test_bookie_without_a_server_is_shown_as_not_reported() -> None:
     report = loaded()
     report.bookies[0].node, report.bookies[0].limbo_ledgers = "", 0
     bookies = cells(report, "bookies")
@@ -117,7 +117,7 @@ def test_a_bookie_whose_node_is_no_server_says_that_nobody_tells_of_it_and_not_t
     assert bookie_document(report.bookies[1])["limbo_ledgers"] == 0
 
 
-def test_missing_copies_are_shown_at_their_bookie_and_in_sum_as_the_leaders_see_them() -> None:
+def test_missing_copies_are_shown_per_bookie_and_in_total() -> None:
     report = judged(loaded())
     report.partitions[0].lead.ledgers_lacking_copies = 2
     report.bookies[2].lacking_ledgers = 2
@@ -130,13 +130,13 @@ def test_missing_copies_are_shown_at_their_bookie_and_in_sum_as_the_leaders_see_
     assert next(each["text"] for each in page["tiles"] if each["id"] == "lacking") == "2"
 
 
-def test_with_the_metadata_store_away_its_state_and_the_age_of_what_is_known_are_shown() -> None:
+def test_page_shows_the_state_of_an_unavailable_metadata_store() -> None:
     report = loaded()
     report.nodes[0].report.metadata.state, report.nodes[0].report.metadata.read_age_s = "suspended", 200.0
     assert "suspended, read 3 min ago" in cells(report, "nodes")["n1"]
 
 
-def test_arcs_fill_the_circle_one_after_the_other_and_bands_are_as_broad_as_the_load() -> None:
+def test_arcs_fill_the_circle_and_bands_show_the_load() -> None:
     arcs = ring_of(loaded())["arcs"]
     assert [(each["length"], each["offset"]) for each in arcs] == [("248.50", "-0.00"), ("748.50", "-250.00")]
     assert [each["load_width"] for each in arcs] == ["22.0", "7.3"]
@@ -145,7 +145,7 @@ def test_arcs_fill_the_circle_one_after_the_other_and_bands_are_as_broad_as_the_
     assert [each["tone"] for each in ring_of(report)["arcs"]] == ["c0", "bad"]
 
 
-def test_a_page_learns_that_more_than_numbers_has_changed() -> None:
+def test_shape_changes_when_more_than_numbers_changes() -> None:
     report = loaded()
     before = shape_of(report)
     report.partitions[0].lead.ops_per_s = 5
@@ -154,7 +154,7 @@ def test_a_page_learns_that_more_than_numbers_has_changed() -> None:
     assert shape_of(report) != before
 
 
-def test_the_numbers_that_are_kept_fresh_are_those_of_the_page() -> None:
+def test_updated_numbers_are_those_of_the_page() -> None:
     report = judged(loaded())
     live, page = live_of(report), page_of(report, LoadHistory())
     assert live["numbers"] == {each["id"]: each["text"] for each in page["tiles"]}
@@ -174,19 +174,19 @@ def sampled(count: int) -> LoadHistory:
 
 
 @pytest.mark.parametrize("count", [0, 1, SAMPLES, SAMPLES + 1, 3 * SAMPLES + 7])
-def test_the_last_hour_is_kept_oldest_first_in_memory_that_does_not_grow(count: int) -> None:
+def test_last_hour_is_kept_in_bounded_memory(count: int) -> None:
     history = sampled(count)
     assert list(history.of("operations")) == [float(each) for each in range(count)][-SAMPLES:]
     assert history.size_bytes == 11_520
 
 
-def test_a_line_ends_at_the_right_edge_and_its_highest_sample_is_at_the_top() -> None:
+def test_chart_line_ends_at_the_right_and_peaks_at_the_top() -> None:
     assert line_of([0, 5, 10], 360) == "357,98.0 358,51.0 359,4.0"
     assert line_of([0, 0], 360) == "358,98.0 359,98.0"
     assert line_of([], 360) == ""
 
 
-def test_numbers_are_in_units_that_people_read() -> None:
+def test_numbers_have_readable_units() -> None:
     assert [size(each) for each in (5, 1536, 20 << 30, 5 << 40)] == ["5 B", "1.5 KiB", "20 GiB", "5.0 TiB"]
     assert [span(each) for each in (3, 119, 120, 7200, 200_000)] == ["3 s", "119 s", "2 min", "2 h", "2 d"]
     assert [rate(each) for each in (0, 0.5, 12_345)] == ["0/s", "0.5/s", "12,345/s"]
@@ -195,7 +195,7 @@ def test_numbers_are_in_units_that_people_read() -> None:
     assert len(key(b"k" * 1000)) == 60
 
 
-def test_commands_are_told_from_the_words_around_them() -> None:
+def test_commands_are_distinguished_from_text() -> None:
     assert parts("run `kvstore fsck`, then `b`") == [
         ("run ", False),
         ("kvstore fsck", True),
@@ -221,7 +221,7 @@ class Elements(HTMLParser):
         return [attributes for tag, attributes in self.found if tag == name]
 
 
-def test_namespaces_are_shown_with_what_they_use_and_refuse() -> None:
+def test_namespaces_show_usage_and_refusals() -> None:
     report = judged(loaded())
     assert page_of(report, LoadHistory())["namespaces"]["rows"] == []
     shop = report.namespaces.add(name="shop", prefix=b"shop/\xff<b>", keys=920, bytes=2048)

@@ -42,7 +42,7 @@ def test_later_versions_of_redis_have_rows_too() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name, row in COMMANDS.items() if row.in_multi is InMulti.REFUSED))
-async def test_command_that_is_refused_in_multi_discards_the_transaction(tmp_path: Path, name: bytes) -> None:
+async def test_command_refused_in_multi_discards_the_transaction(tmp_path: Path, name: bytes) -> None:
     async with redis_door(tmp_path) as door, door.raw() as raw:
         assert await line_of(raw, b"MULTI") == b"+OK\r\n"
         refused = b"-ERR %b is not allowed in transactions\r\n" % name
