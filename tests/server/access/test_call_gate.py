@@ -1,4 +1,5 @@
-"""Calls of a gRPC server that asks: all admin calls by a data user, and a watch whose role is taken away."""
+"""Calls of a gRPC server with access control: every admin call by a user without admin rights, and a watch whose
+role is revoked."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ ADMIN_CALLS = [each.name for each in admin_pb2.DESCRIPTOR.services_by_name["Admi
 
 
 class Services(kv_pb2_grpc.KVServicer):
-    """Answers whatever passes the gate."""
+    """Answers every call that passes the gate."""
 
     def __init__(self) -> None:
         self.admin_calls = 0
@@ -45,7 +46,7 @@ class Services(kv_pb2_grpc.KVServicer):
         self.is_done = False
 
     async def Put(self, request: Any, context: Any) -> kv_pb2.PutResponse:  # type: ignore[override]
-        """Done is a write once it is handed over, whatever becomes of its call."""
+        """A write is applied once it is submitted, whatever happens to its call."""
         self.is_done = True
         self.begun.set()
         await self.may_answer.wait()
@@ -110,7 +111,7 @@ async def world() -> AsyncIterator[World]:
 
 
 class Changes(feed_pb2_grpc.FeedServicer):
-    """Waits for news that never come."""
+    """Waits for news that never arrive."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -178,7 +179,7 @@ async def test_watch_ends_when_its_right_is_revoked(world: World, change: Any, k
 
 @pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
 async def test_started_write_is_answered_when_its_user_is_removed(world: World, change: Any) -> None:
-    """NotAuthenticated would say that nothing was done, and whoever logs in again would do it twice."""
+    """NotAuthenticated would mean that nothing was done, so a client that logs in again would repeat the write."""
     async with world.channel("tenant") as channel:
         call: Any = kv_pb2_grpc.KVStub(channel).Put(kv_pb2.PutRequest(key=b"t/k", value=b"v"))
         await asyncio.wait_for(world.services.begun.wait(), PATIENCE_S)
@@ -212,7 +213,7 @@ class Aborted(Exception):
 
 
 class Head:
-    """The context of a call whose head is on its way until `is_sent` is set. gRPC ends no call before that."""
+    """The context of a call whose metadata is in flight until `is_sent` is set. gRPC ends no call before that."""
 
     def __init__(self) -> None:
         self.is_sent, self.begun = asyncio.Event(), asyncio.Event()
@@ -260,7 +261,7 @@ async def test_call_is_ended_after_its_metadata_when_the_right_is_revoked(world:
 
 @pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
 async def test_user_removed_while_access_was_off_is_unknown_when_it_is_on(world: World, change: Any) -> None:
-    """His calls began as a user's. They must not go on with the rights of everybody."""
+    """The user's calls began while access control was off. They must not continue with the permissions of everyone."""
     async with world.channel("tenant") as channel:
         call: Any = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=b"t/", end=b"t0"))
         assert await call.read() == kv_pb2.WatchResponse()

@@ -1,4 +1,4 @@
-"""What a guard looks at for many keys together."""
+"""The guard's check of many keys at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logins: what they cost, and what is refused without a cost; whom a certificate names; what the audit log says."""
+"""Logins: their cost, refusals without a hash, names in certificates, and lines in the audit log."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_guesses_of_one_address_cost_few_hashes(logins: Logins) -> None:
 
 
 async def test_repeated_wrong_password_does_not_block_other_clients(logins: Logins, access: Access) -> None:
-    """Of a user who was removed too. Whoever tries the same again guesses nothing."""
+    """Also for a removed user. A client that repeats the same login guesses nothing."""
     assert (await logins.login("tenant", PASSWORD, "a")).name == "tenant"
     access.take(table(RemoveUser("tenant")))
     for user, wrong in (("tenant", PASSWORD), ("root", b"the former one")):
@@ -104,7 +104,7 @@ async def test_remembered_addresses_are_bounded(logins: Logins, monkeypatch: pyt
 
 
 async def test_abandoned_right_login_does_not_count_as_a_failure(logins: Logins) -> None:
-    """A client with a short deadline: what it began is finished, and known when it comes again."""
+    """The client has a short deadline: its login is completed, and known when the client returns."""
     attempt = asyncio.ensure_future(logins.login("tenant", PASSWORD, "a"))
     await asyncio.sleep(0)
     attempt.cancel()
@@ -154,7 +154,7 @@ async def test_waiting_logins_are_bounded(logins: Logins, monkeypatch: pytest.Mo
 
 
 def stand_still(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """The thread has a login until the event is set; what comes meanwhile waits."""
+    """Block the thread with a login until the event is set. Later logins wait."""
     go_on, right = threading.Event(), Password.is_right
 
     def is_right(hashed: Password, password: bytes) -> bool:
@@ -210,7 +210,7 @@ async def test_login_of_the_most_failing_address_is_displaced_at_the_limit(
 async def test_logins_without_a_thread_are_refused_and_the_next_is_checked(
     logins: Logins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a process may have no more threads for a moment: nobody waits for a thread that never began."""
+    """As in a process that cannot start a thread for a moment: no login waits for a thread that never started."""
 
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

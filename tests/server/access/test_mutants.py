@@ -1,4 +1,5 @@
-"""What a guard lets through, for every operation by every way in; and that each way to break it is noticed."""
+"""The operations that a guard lets through, for every operation and every method of a backend. Each way to break the
+guard is noticed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ MINE, OTHERS = b"t/a", b"x"
 
 
 def ops_on(key: bytes, start: bytes, end: bytes) -> list[Op]:
-    """One operation of each code, and those whose flags matter."""
+    """Return one operation of each code, and operations with the flags that matter."""
     put = commands.put(key, b"v")
     return [
         commands.get(key),
@@ -46,7 +47,7 @@ WITHIN = ops_on(MINE, b"t/", b"t0")
 
 
 class Backend:
-    """Keeps what reaches it."""
+    """A backend that records the operations that reach it."""
 
     def __init__(self) -> None:
         self.reached: list[Op] = []
@@ -69,11 +70,11 @@ class Sink:
         self.results[token] = result
 
     def flush(self) -> None:
-        """Nothing is sent."""
+        """Do nothing, because nothing is sent."""
 
 
 async def let_through(identity: UserIdentity, access: Access, ops: Sequence[Op]) -> tuple[list[Op], dict[int, Any]]:
-    """What reaches the backend by all ways in, and how the rest is answered."""
+    """Return the operations that reach the backend by every method, and the results of the others."""
     backend: Any = Backend()
     guard, sink = Guard(access, identity, backend), Sink()
     for token, op in enumerate(ops):
@@ -82,7 +83,7 @@ async def let_through(identity: UserIdentity, access: Access, ops: Sequence[Op])
     puts = [more, *(op for op in ops if op[0] == Code.PUT)]
     guard.submit(puts, sink, range(100, 100 + len(puts)))  # type: ignore[arg-type]
     if more in backend.reached:
-        backend.reached.remove(more)  # allowed or not, it says nothing about the others
+        backend.reached.remove(more)  # whether allowed or not, it does not affect the other operations
     for op in ops:
         if op[0] == Code.GET and guard.read_now([op[1]]) is NOT_NOW:
             sink.results[200] = PermissionDenied("not now")
@@ -95,7 +96,7 @@ async def let_through(identity: UserIdentity, access: Access, ops: Sequence[Op])
 
 
 async def leaks() -> list[Op]:
-    """What somebody may do who may not."""
+    """Return the operations that reach the backend without permission."""
     access = Access(
         table(AddUser("writer", HASH), AddRole("w"), GrantRight("w", Right.WRITE), GrantRole("writer", "w"))
     )
@@ -144,7 +145,7 @@ def _submit_by_the_first(guard: Guard, ops: Sequence[Op], sink: Any, tokens: Seq
 
 
 def _keep(identity: UserIdentity, permissions: Any) -> None:
-    """Take rights once, and never lose them."""
+    """Add permissions once and never remove any."""
     if not hasattr(identity, "permissions"):
         _allow(identity, permissions)
 

@@ -1,4 +1,4 @@
-"""Each RPC and each HTTP route has its row; what has none is an administrator's."""
+"""Every RPC and every HTTP route has its row; without one it requires an administrator."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REQUESTS: dict[str, Callable[[], Any]] = {
 
 
 def allowed(name: str) -> set[str]:
-    """The methods, without the service's package, that a user of `table` may call."""
+    """Return the methods, without the service's package, that a user of `table` may call."""
     found = set()
     for method, need in RPC_NEEDS.items():
         try:

@@ -1,5 +1,5 @@
-"""Each way to break who is let in, at bookies (docs/protocol.md B32, B33), by tokens, and with TLS that is preferred or
-required (S1): it is caught by the sentence beside it."""
+"""Each way to break authentication at bookies (docs/protocol.md B32, B33), by tokens, and with preferred or required
+TLS (S1) is caught by the test beside it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_broken_port_of_a_bookie_is_noticed(
 
 
 def test_broken_caller_of_bookies_is_noticed(monkeypatch: Patch) -> None:
-    """docs/protocol.md B32: one that takes no refusal for what it is."""
+    """docs/protocol.md B32: a caller that does not recognise a refusal."""
     monkeypatch.setattr(Connection, "_greeted", lambda self, answer: setattr(self, "_hello_txn", -1))
     with pytest.raises(NOTICED):
         test_connection.test_a_bookie_of_another_cluster_refuses_adds_and_reads_by_an_error_that_says_so()
@@ -164,7 +164,7 @@ async def test_broken_token_is_noticed(name: str, monkeypatch: Patch, server: Se
 
 
 def _always(patch: Patch) -> None:
-    """Take what comes plain also where TLS is required."""
+    """Accept connections without TLS although it is required."""
     patch.setattr(TcpTransport, "__init__", lambda self, **options: _init(self, **{**options, "admits_plain": True}))
 
 
@@ -173,7 +173,7 @@ def _never(patch: Patch) -> None:
 
 
 def _go_without_at_once(patch: Patch) -> None:
-    """Call without TLS wherever it is only preferred."""
+    """Connect without TLS wherever it is only preferred."""
     connected = TcpTransport._connected
 
     async def plain(self: TcpTransport, address: str, handler: Any, tls: Any, prelude: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tokens at a server: whom they let in, at which door, and for how long."""
+"""Tokens at a server: the user they authenticate, the endpoints that accept them, and their expiry."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def add(now_ms: int = NOW_MS, ttl_ms: int = TTL_MS) -> AddToken:
 
 @dataclass
 class Dated:
-    """A clock that stands."""
+    """A clock that does not move by itself."""
 
     ms: int = NOW_MS
 
@@ -75,7 +75,7 @@ class Dated:
 
 @dataclass
 class Server:
-    """Its users and their logins."""
+    """A server's users and logins."""
 
     access: Access
     logins: Logins
@@ -132,7 +132,7 @@ async def test_token_and_its_connections_end_when_it_expires(server: Server) -> 
     server.access.expire(server.clock.ms)
     assert (identity.is_gone, told) == (False, [])
     server.clock.ms += 1
-    with pytest.raises(NotAuthenticated, match="has expired"):  # also before anybody has looked
+    with pytest.raises(NotAuthenticated, match="has expired"):  # also before the expiry has been noticed
         await server.logins.login("", WORD, "a")
     server.access.expire(server.clock.ms)
     assert (identity.is_gone, told) == (True, [True])
@@ -146,7 +146,7 @@ async def test_token_and_its_connections_end_when_it_expires(server: Server) -> 
 
 
 async def test_token_ended_by_a_wrong_date_works_when_the_date_is_corrected(server: Server) -> None:
-    """It was refused until somebody changed a user: a machine may start with a clock that is a day ahead."""
+    """The token was refused until somebody changed a user: a machine may start with a clock that is a day ahead."""
     former, told = await server.logins.login("", WORD, "a"), list[bool]()
     server.access.on_change(lambda: told.append(True))
     server.access.expire(NOW_MS + TTL_MS)
@@ -256,7 +256,7 @@ async def test_follower_ends_expired_tokens_by_itself() -> None:
 async def test_token_expires_while_the_metadata_store_is_unavailable(
     is_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as the store was away, what had come with it went on."""
+    """While the store was unavailable, connections of the token stayed open."""
 
     class Store(MemoryStore):
         is_away, failed = False, 0
@@ -293,8 +293,8 @@ async def test_token_expires_while_the_metadata_store_is_unavailable(
 async def test_revoked_right_is_gone_when_the_table_watch_was_lost(
     reread_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a wait is over the table is read, though the clock may say that some of it is left: what is less than it can
-    tell apart would be waited for without end."""
+    """The table is read at the end of a wait although the clock may show that a little of it is left. Otherwise a
+    remainder below the clock's resolution would be waited for without end."""
 
     class Deaf(MemoryStore):
         def watch(self, path: str, changed: Callable[[], None]) -> Watch:

@@ -1,4 +1,4 @@
-"""A server that other machines reach, of a cluster that asks nobody who he is: it serves nobody, at no door."""
+"""A server that other machines can reach, in a cluster without access control: it serves no client at any endpoint."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def logins(access: Access) -> AsyncIterator[Logins]:
 
 
 async def leaks(access: Access) -> int:
-    """How many operations of somebody unknown reach the backend."""
+    """Return the number of operations of an unauthenticated client that reach the backend."""
     reached, _ = await let_through(access.nobody, access, WITHIN)
     return len(reached)
 
@@ -76,7 +76,7 @@ async def test_unfounded_server_serves_nothing_until_access_is_on(access: Access
 
 
 def _take_as_it_is(access: Access, found: AccessTable) -> None:
-    """Go by the table alone."""
+    """Apply the table alone."""
     access.is_wanted = False
     _take(access, found)
 
@@ -156,7 +156,7 @@ async def test_access_control_cannot_be_disabled_when_it_would_lock_everyone_out
     store = MemoryStore()
     await AccessStore(store).change(Found("root", HASH))
     off = admin_pb2.ChangeAccessRequest(switch_on=False)
-    with pytest.raises(InvalidRequest, match="serve nobody"):
+    with pytest.raises(InvalidRequest, match="serve no client"):
         await AccessAdmin(store, Access(is_wanted=True), lambda: 0, lambda: 0).change(off)
     assert (await AccessStore(store).read()).is_on
     await AccessAdmin(store, Access(), lambda: 0, lambda: 0).change(off)

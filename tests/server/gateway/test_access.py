@@ -1,4 +1,4 @@
-"""Who may do what through the gateway: each route, by users of each kind; and that a way around it is noticed."""
+"""Permissions at the gateway: every route, by users of every kind. A way around the guard is noticed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def each_route(world: World, user: str, key: str) -> dict[str, int]:
-    """The status of each route on a key, by a user."""
+    """Return the status of every route on a key, for a user."""
     found: dict[str, int] = {}
     for route in routes.ROUTES:
         target = route.template.replace("{key}", key)
@@ -49,7 +49,7 @@ async def each_route(world: World, user: str, key: str) -> dict[str, int]:
 
 
 async def head_of(world: World, target: str, user: str) -> ResponseKind:
-    """Of an answer that goes on and on."""
+    """Read the head of a response without an end."""
     headers = {"Authorization": login_of(user)} if user else {}
     async with asyncio.timeout(PATIENCE_S), world.http.get(f"{world.url}{target}", headers=headers) as answer:
         return ResponseKind(answer.status, b"", answer.headers)
@@ -153,7 +153,7 @@ async def test_http_watch_ends_when_its_right_is_revoked(world: World) -> None:
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
 async def test_request_from_a_page_of_another_site_is_refused(world: World, origin: str) -> None:
-    """A browser sends the login that it knows, whoever made the page."""
+    """A browser sends the login that it has stored, whoever wrote the page."""
     answer = await world.ask("POST", "/v1/increment/t/a", user="tenant", Origin=origin, Content_Type="text/plain")
     assert (answer.status, answer.json["reason"]) == (403, "PERMISSION_DENIED")
     assert world.backend.submitted == []
@@ -177,7 +177,7 @@ async def test_page_of_another_site_is_refused_without_an_origin(world: World, s
      ("LOCALHOST", 200), ("127.0.0.1", 200), ("[::1]:8401", 200), ("10.0.0.9:8401", 200)],
 )  # fmt: skip
 async def test_rebound_host_name_is_refused(tmp_path: Path, host: str, status: int) -> None:
-    """A page of that name would be one of this server's own, and nobody is asked who he is."""
+    """A page of that name would count as one of this server, and access control is off."""
     async with gateway_world(tmp_path) as world:
         answer = await world.ask("PUT", "/v1/keys/k", b"v", Host=host)
         assert answer.status == status
@@ -189,7 +189,7 @@ async def test_any_host_name_is_accepted_when_access_control_is_on(world: World)
 
 
 async def test_gateway_without_a_guard_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests above look at what the guard does: without it the tenant reads and writes everywhere."""
+    """The tests above exercise the guard: without it, the tenant reads and writes everywhere."""
     monkeypatch.setattr(http_authenticator, "Guard", lambda access, identity, backend, address: backend)
     found = await each_route(world, "tenant", OTHERS)
     assert {name for name in READS | WRITES if found[name] == 403} == set()

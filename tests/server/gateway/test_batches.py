@@ -136,7 +136,7 @@ async def filled(world: World, *keys: str) -> None:
 
 
 async def scanned(world: World, query: str) -> list[Any]:
-    """The items of all pages."""
+    """Return the items of all pages."""
     found: list[Any] = []
     cursor = ""
     for _ in range(100):
@@ -146,7 +146,7 @@ async def scanned(world: World, query: str) -> list[Any]:
         if "next" not in page.json:
             return found
         cursor = f"&cursor={page.json['next']}"
-    raise AssertionError("the scan goes on and on")
+    raise AssertionError("the scan does not end")
 
 
 async def test_scan_returns_each_key_once_in_order_for_any_page_size(world: World) -> None:

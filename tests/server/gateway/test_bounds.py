@@ -1,5 +1,5 @@
-"""Bounds of the gateway: sizes while they come, requests and bytes under way, whoever is slow or gone; and its
-numbers."""
+"""Bounds of the gateway: sizes while bodies arrive, requests and bytes in flight, slow and disconnected clients; and
+its metrics."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_compressed_body_is_stored_unchanged(world: World) -> None:
 
 @pytest.mark.parametrize("lines", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked", b"identity, chunked"])
 async def test_unknown_transfer_coding_is_refused(world: World, lines: bytes) -> None:
-    """What is left would be stored as if it were the value."""
+    """The remaining encoding would be stored as the value."""
     body = b"\r\n\r\n2\r\n\x1f\x8b\r\n0\r\n\r\n"
     reader, writer = await connected(world, HEAD + b"Connection: close\r\nTransfer-Encoding: " + lines + body)
     assert await status_of(reader) in (400, 501)
@@ -92,7 +92,7 @@ async def test_unknown_transfer_coding_is_refused(world: World, lines: bytes) ->
 
 
 async def test_condition_is_decided_after_the_whole_body(world: World) -> None:
-    """And what is wrong with it is told before."""
+    """Errors in the headers are reported before the body."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     head = HEAD + b'Content-Length: 4\r\nIf-Match: "1"\r\n\r\n'
     reader, writer = await connected(world, head + b"ha")
@@ -109,7 +109,7 @@ async def test_condition_is_decided_after_the_whole_body(world: World) -> None:
 
 
 async def test_incomplete_body_stores_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is gone, or does not go on."""
+    """The client disconnects or stops sending."""
     _, writer = await connected(world, HEAD + b"Content-Length: 10\r\n\r\nhalf")
     await wait_until(lambda: holds(world, 4), what="the half has come")
     writer.close()
@@ -240,7 +240,7 @@ def _fields(env: Any) -> dict[str, Any]:
 async def test_condition_header_that_a_write_ignores_is_refused(
     world: World, method: str, target: str, headers: dict[str, str]
 ) -> None:
-    """Done all the same it would be a lie (RFC 9110, 13.1)."""
+    """To apply the write without the condition would be wrong (RFC 9110, 13.1)."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     answer = await world.ask(method, target, b"2" if method != "DELETE" else b"", **headers)
     assert answer.status == 400
@@ -252,7 +252,7 @@ async def test_request_with_too_many_header_bytes_is_refused_unread(world: World
     tags = b"If-None-Match: " + b'"1",' * 4000 + b"\r\n"
     reader, writer = await connected(world, b"GET /v1/keys/k HTTP/1.1\r\nHost: localhost\r\n" + tags * 5 + b"\r\n")
     assert await status_of(reader) == 431
-    await reader.read()  # the connection ends: what follows is not read either
+    await reader.read()  # the connection ends: later bytes are not read
     writer.close()
     assert world.backend.submitted == []
 
@@ -266,7 +266,7 @@ async def test_entity_tags_are_bounded(world: World) -> None:
 
 
 async def test_key_is_never_truncated(world: World) -> None:
-    """A client that does not know of fragments sends the sign as it is."""
+    """A client that does not know of fragments sends the # as it is."""
     await world.ask("PUT", "/v1/keys/user", b"precious")
     host, _, port = world.url.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

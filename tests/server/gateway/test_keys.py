@@ -154,7 +154,7 @@ async def test_weak_tag_matches_for_reads_and_never_for_writes(world: World) -> 
 
 
 async def test_if_match_with_several_versions_accepts_any(world: World) -> None:
-    """RFC 9110, 13.1.1: the condition is met if any of them is the key's."""
+    """RFC 9110, 13.1.1: the condition is met if any of the tags is the key's version."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     for tags in ('"1", "7"', '"7", "9", W/"2", "2"', '"3","2"'):
         assert (await world.ask("PUT", "/v1/keys/k", b"new", If_Match=tags)).status == 200, tags
@@ -168,7 +168,7 @@ async def test_if_match_with_several_versions_accepts_any(world: World) -> None:
 
 
 async def test_retry_with_several_versions_is_applied_once(world: World) -> None:
-    """Its first attempt has changed the version, which none of them is any more."""
+    """The first attempt changed the version, so none of the tags matches any more."""
     for _ in range(3):
         await world.ask("PUT", "/v1/keys/k", b"1")
     request = world.request_id(1)
@@ -181,13 +181,13 @@ async def test_retry_with_several_versions_is_applied_once(world: World) -> None
 
 
 async def lines(world: World, method: str, *headers: tuple[str, str]) -> int:
-    """The status of a request with these header lines, as they are."""
+    """Return the status of a request with exactly these header lines."""
     async with world.http.request(method, f"{world.url}/v1/keys/k", data=b"new", headers=CIMultiDict(headers)) as told:
         return told.status
 
 
 async def test_list_headers_are_joined_and_other_repeated_headers_refused(world: World) -> None:
-    """RFC 9110, 5.3. The second would be left out, and what it forbids done."""
+    """RFC 9110, 5.3. The second line would be ignored, and the write that it forbids applied."""
     await world.ask("PUT", "/v1/keys/k", b"old")
     assert await lines(world, "PUT", ("If-Match", '"7"'), ("If-Match", 'W/"1"')) == 412
     assert await lines(world, "PUT", ("If-Match", '"8"'), ("If-Match", '"7"')) == 412
@@ -265,7 +265,7 @@ async def test_expiry_is_given_in_one_way(
      "timeout_ms=30001", "encoding=hex", "a", "&", "ttl%5Fms=x", "%FF=1"],
 )  # fmt: skip
 async def test_unknown_parameter_is_refused(world: World, query: str) -> None:
-    """A time to live that nobody reads makes a key that lives for ever."""
+    """An ignored time to live would create a key that lives forever."""
     answer = await world.ask("PUT", f"/v1/keys/k?{query}", b"v")
     assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
     assert world.backend.submitted == []
@@ -326,7 +326,8 @@ async def test_token_travels_from_response_to_request(world: World) -> None:
 
 # docs/protocol.md M16
 async def test_token_keeps_partitions_of_a_ring_unknown_to_the_server(world: World) -> None:
-    """What it has seen of a partition that has joined, a session would read too old at the next server."""
+    """Without the sequences of a partition that has joined, the session's next read at another server could be
+    stale."""
     ring = world.backend.topology.ring.routed
     put = await world.ask("PUT", "/v1/keys/k", b"v", Kvstore_Token=f"={ring + 1},p4=700")
     token = dict(pair.split("=") for pair in put.headers["Kvstore-Token"].split(","))
@@ -336,8 +337,8 @@ async def test_token_keeps_partitions_of_a_ring_unknown_to_the_server(world: Wor
 
 
 async def test_token_names_the_owner_by_its_own_ring(world: World) -> None:
-    """The ring may change while an answer is on its way: a token of the newer one that lacks the newer owner would have
-    the next session read go to a replica that lacks what was seen."""
+    """The ring may change while a response is in flight. If a token of the newer ring lacked the new owner, the next
+    session read could go to a replica that has not applied what the client has seen."""
     await world.ask("PUT", "/v1/keys/k", b"v")
     before = world.backend.topology
     owner = before.ring.partition_of(b"k")

@@ -1,4 +1,4 @@
-"""The OpenAPI document: it is a valid one, and says what is served."""
+"""The OpenAPI document: it is valid and describes what is served."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 
 
 def schemas(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """All schemas, with those inside them."""
+    """Return all schemas, including nested ones."""
     if isinstance(node, dict):
         for name, value in node.items():
             here = f"{path}/{name}"
@@ -110,7 +110,7 @@ def test_every_route_has_an_operation_and_every_operation_a_route() -> None:
 def test_every_error_has_a_documented_status() -> None:
     named = {int(status) for operation in BY_NAME.values() for status in operation["responses"]}
     inside = {500}
-    """What no client is told: errors of the log and of the metadata store."""
+    """Statuses that no client sees: errors of the log and of the metadata store."""
     for kind in STATUS:
         error = kind.__new__(kind)
         assert http_status(error) in named | inside, kind
@@ -135,7 +135,7 @@ BATCH = b'{"operations": [{"operation": "get", "key": "k"}]}'
     "route", [each for each in routes.ROUTES if each.answer is not ResponseKind.EVENTS], ids=lambda route: route.name
 )
 async def test_every_route_is_served_as_documented(world: World, route: routes.Route) -> None:
-    """The watch's is in test_watches.py."""
+    """test_watches.py covers the route of watches."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     target = route.template.replace("{key}", "k") + WANTED.get(route.name, "")
     data = {Body.NONE: None, Body.VALUE: b"2", Body.BATCH: BATCH}[route.body]

@@ -1,4 +1,4 @@
-"""Ranges over HTTP: how many keys they have, their deletion part by part, and cursors that are of another range."""
+"""Ranges over HTTP: their number of keys, their deletion in parts, and cursors of another range."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def count(world: World, query: str = "") -> int:
 
 
 async def deleted(world: World, query: str) -> list[int]:
-    """How many keys each part has deleted."""
+    """Return the number of keys that each request has deleted."""
     found, cursor = list[int](), ""
     for _ in range(100):
         part = await world.ask("DELETE", f"/v1/keys?{query}{cursor}")
@@ -43,7 +43,7 @@ async def deleted(world: World, query: str) -> list[int]:
         if "next" not in part.json:
             return found
         cursor = f"&cursor={part.json['next']}"
-    raise AssertionError("the deletion goes on and on")
+    raise AssertionError("the deletion does not end")
 
 
 async def test_range_is_counted_over_all_partitions(world: World) -> None:
@@ -59,7 +59,7 @@ async def test_range_is_counted_over_all_partitions(world: World) -> None:
 
 
 class Counted(Partitions):
-    """Two partitions that are asked how many keys they have."""
+    """Two partitions that are asked for their number of keys."""
 
     async def ask(self, op: Op, partition: PartitionId, ring_version: int) -> Any:
         items, following = await super().ask(op, partition, ring_version)
@@ -74,7 +74,7 @@ class Counted(Partitions):
 # docs/protocol.md M16
 @pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.SESSION])
 async def test_count_uses_the_later_ring_of_its_client(level: Level) -> None:
-    """By the ring that is known here, what the client has written may be somewhere that is not asked."""
+    """By the ring known here, keys that the client has written may be in a partition that is not asked."""
     partitions = Counted()
     partitions.held = {P1: KEYS[1:], P2: KEYS[:1]}
     known = partitions.ring.routed
@@ -142,7 +142,7 @@ async def test_deletion_of_a_range_refuses_conditions(world: World, header: str)
 
 
 async def test_begun_deletion_is_not_reported_as_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a request of which nothing was done is."""
+    """A request that has deleted nothing is reported as refused."""
     await filled(world, "a1", "a2", "a3")
     monkeypatch.setattr(ranges, "AT_ONCE", 1)
     submit, done = world.backend.submit, 0
@@ -228,11 +228,11 @@ async def test_deletion_needs_the_right_to_read_its_keys(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("query", "token"),
     [
-        ("prefix=a", PageToken(b"b1", b"c")),  # another prefix: the scan would be over
-        ("start=a", PageToken(b"a1", b"b")),  # of a part: it would end there
+        ("prefix=a", PageToken(b"b1", b"c")),  # another prefix: the scan would have ended
+        ("start=a", PageToken(b"a1", b"b")),  # a cursor inside the range: the scan would end there
         ("start=a&end=z", PageToken(b"a1", b"")),
-        ("start=b&end=c", PageToken(b"a1", b"c")),  # from before the range
-        ("prefix=a", PageToken(b"a", b"a1", True)),  # of a walk downwards
+        ("start=b&end=c", PageToken(b"a1", b"c")),  # a cursor from before the range
+        ("prefix=a", PageToken(b"a", b"a1", True)),  # a cursor of a backward scan
     ],
 )
 async def test_cursor_of_another_range_is_refused(world: World, method: str, query: str, token: PageToken) -> None:

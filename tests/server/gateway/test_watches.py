@@ -1,4 +1,4 @@
-"""Watches over HTTP, as server-sent events: what is shown, where a reader goes on, and how it ends."""
+"""Watches over HTTP, as server-sent events: their content, where a client continues, and how they end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 class Event(NamedTuple):
-    """One event, as EventSource takes it."""
+    """One event, as EventSource parses it."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ class Events:
         self.last_id = ""
 
     async def next_or_none(self) -> Event | None:
-        """The next event; None: the stream has ended."""
+        """Return the next event; None: the stream has ended."""
         name, data = "message", ""
         async with asyncio.timeout(PATIENCE_S):
             while line := (await self._content.readline()).decode():
@@ -53,7 +53,7 @@ class Events:
         return None
 
     async def take(self, count: int) -> list[Event]:
-        """So many changes; what else comes is passed over."""
+        """Return this many changes and skip other events."""
         found: list[Event] = []
         while len(found) < count:
             event = await self.next_or_none()
@@ -65,7 +65,7 @@ class Events:
 
 @asynccontextmanager
 async def watching(world: World, query: str = "", **headers: str) -> AsyncIterator[Events]:
-    """A watch that has begun."""
+    """Return a watch that has begun."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     async with world.http.get(f"{world.url}/v1/watch{query}", headers=sent) as answer:
         assert answer.status == 200, await answer.read()
@@ -96,7 +96,7 @@ async def test_changes_are_sent_as_logged(world: World) -> None:
 @pytest.mark.parametrize("after", range(6))
 @pytest.mark.parametrize("by", ["Last-Event-ID", "after"])
 async def test_reconnecting_client_continues_after_the_last_event(world: World, after: int, by: str) -> None:
-    """Also within an entry: nothing is missed, and nothing comes twice."""
+    """Also within an entry: nothing is missed and nothing is repeated."""
     log = world.feeds.logs["p1"]
     async with watching(world) as events:
         log.put(*((b"k%d" % number, b"v") for number in range(3)))
@@ -175,7 +175,7 @@ async def test_malformed_watch_is_refused(world: World, query: str) -> None:
 
 async def test_changes_seen_by_the_client_are_not_sent_again(world: World) -> None:
     log = world.feeds.logs["p1"]
-    log.shown = 0  # this server has not heard of it yet
+    log.shown = 0  # this server does not know that ring yet
     log.put((b"a", b"1"))
     async with watching(world, Kvstore_Token="=1,p1=1") as events:
         log.shown = None
@@ -215,7 +215,7 @@ async def test_watch_of_a_client_that_reads_nothing_is_aborted(world: World, mon
     assert world.feeds.feeds.slow_total == 1
     assert world.feeds.feeds.changes_total < 32, "what it has not taken was not read for it"
     async with asyncio.timeout(PATIENCE_S):
-        taken = await reader.read()  # it ends: the connection itself is given up
+        taken = await reader.read()  # it ends: the connection is aborted
     assert b"event: change" in taken
     assert not taken.endswith(b"0\r\n\r\n"), "as if all had been sent"
     writer.transport.abort()

@@ -1,4 +1,5 @@
-"""A gateway at a real HTTP door, before leaders and logs in memory, and a client that sends what it is told."""
+"""A gateway at a real HTTP port, in front of leaders and logs in memory, and a client that sends exactly what a test
+gives it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ CLIENT = "00112233445566778899aabbccddeeff"
 
 
 class ResponseKind(NamedTuple):
-    """What came back."""
+    """A response."""
 
     status: int
     body: bytes
@@ -47,12 +48,12 @@ class ResponseKind(NamedTuple):
 
 
 def login_of(user: str) -> str:
-    """The header of a user of tests/server/access/tables.py."""
+    """Return the Authorization header of a user of tests/server/access/tables.py."""
     return "Basic " + base64.b64encode(b"%b:%b" % (user.encode(), PASSWORD)).decode()
 
 
 class World:
-    """One server's gateway."""
+    """The gateway of one server."""
 
     def __init__(
         self, url: str, backend: OneServer, feeds: Feeds, gateway: Gateway, access: Access, http: aiohttp.ClientSession,
@@ -62,7 +63,7 @@ class World:
         self.http, self.audit = http, audit
 
     async def ask(self, method: str, target: str, data: Any = None, *, user: str = "", **headers: str) -> ResponseKind:
-        """`target` goes out as it is. Underscores in names of headers become dashes."""
+        """Send a request. `target` is sent unchanged. Underscores in names of headers become dashes."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if user:
             sent["Authorization"] = login_of(user)
@@ -75,7 +76,7 @@ class World:
         return await self.ask("POST", "/v1/batch", data, user=user, Content_Type="application/json")
 
     def request_id(self, sequence: int, **more: int) -> str:
-        """A request id of a client that has just heard of the time."""
+        """Return a request id of a client that knows the present time."""
         seen = max(each.state.record_time_ms for each in self.backend.partitions.values()) or 1
         parts = {"client": CLIENT, "sequence": sequence, "seen": seen, **more}
         return "; ".join(f"{name}={value}" for name, value in parts.items())
@@ -85,7 +86,7 @@ class World:
 async def gateway_world(
     root: Path, table: AccessTable | None = None, *, connections_max: int = CONNECTIONS_MAX
 ) -> AsyncIterator[World]:
-    """With a table users are asked who they are."""
+    """Open a gateway. With a table, access control is on."""
     async with one_server(root / "server") as (env, backend), Feeds.open(root / "feeds", "p1", "p2") as feeds:
         lines = KeptLines()
         audit = AuditLog(env.clock.now, env.clock.date_ms, lines)

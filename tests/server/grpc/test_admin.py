@@ -98,7 +98,7 @@ class Source:
 
 
 async def metadata() -> MemoryStore:
-    """Two ledgers of p1's log, one closed; a ledger that is in no list; what two replicas published."""
+    """Two ledgers of p1's log, one closed; a ledger that is in no list; the published states of two replicas."""
     store = MemoryStore()
     ledgers = LedgerStore(store)
     quorum = Quorum(3, 3, 2)
@@ -169,7 +169,7 @@ async def test_status_shows_nodes_that_are_down(stub: Any) -> None:
 
 
 async def test_surveys_of_the_metadata_store_are_bounded(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reads every ledger's metadata: many at once keep the metadata store from those who need it."""
+    """Each survey reads every ledger's metadata: many at once keep the metadata store from others."""
     monkeypatch.setattr(calls, "FEW", 2)
     begun, go_on = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Each call of the admin service leaves a line that says who, from where, what and with which result."""
+"""Every call of the admin service leaves a line with the caller, the address, the call and the outcome."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class Served:
         await self.nursery.close()
 
     async def lines(self, count: int) -> list[dict[str, Any]]:
-        """The lines, once there are so many: a call leaves its last line after its caller has the answer."""
+        """Return the lines once there are `count` of them: a call leaves its last line after its caller has the
+        answer."""
 
         async def are_there() -> bool:
             return len(self.kept.lines) >= count
@@ -190,7 +191,7 @@ def test_arguments_of_megabytes_are_not_written() -> None:
 
 
 class Called(Context):
-    """By somebody at an address."""
+    """A call context with an address."""
 
     def __init__(self, address: str) -> None:
         super().__init__({})

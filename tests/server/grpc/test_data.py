@@ -1,4 +1,4 @@
-"""The Data service without a network: what is refused, what is waited for, and that readers take turns."""
+"""The Data service without a network: refusals, waits, and readers that take turns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FOREVER_MS = 1 << 60
 
 
 class OneReplica:
-    """A node with one replica, which has applied what it was told to."""
+    """A node with one replica, which has applied what the test gave it."""
 
     store: Any = None
     topology: Any = None
@@ -169,7 +169,7 @@ async def test_concurrent_readers_share_slices_of_the_event_loop(
     service, position = service_of(node, starved), node.mark("pin")
     now, step = asyncio.get_running_loop().time, PinnedScan.step
     slices: list[tuple[int, float, float]] = []
-    """How many steps, from when to when: those between which nobody else had his turn."""
+    """Number of steps, start and end of each slice: the steps between which no other reader had its turn."""
     turns = 0
 
     def slow(scan: PinnedScan) -> bool:
@@ -195,7 +195,7 @@ async def test_concurrent_readers_share_slices_of_the_event_loop(
 
 
 class Called:
-    """Keeps what a call was aborted with."""
+    """Records the error that a call was aborted with."""
 
     code: Any = None
 
@@ -208,7 +208,7 @@ class Called:
 
 
 async def test_concurrent_lists_of_pins_are_bounded(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reads every pin of every partition, and asks every replica."""
+    """Each list reads every pin of every partition and asks every replica."""
     monkeypatch.setattr(calls, "FEW", 2)
     service, go_on = service_of(node), asyncio.Event()
 

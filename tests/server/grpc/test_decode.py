@@ -1,4 +1,4 @@
-"""Operations of the gRPC messages, as the partition gets them."""
+"""Operations of gRPC messages, as the partition receives them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of_lane(*codes: int, batch: list[kv_pb2.Operation] | None = None) -> list[Op
 # docs/protocol.md P13
 @pytest.mark.parametrize("code", sorted(IN_BATCH))
 def test_batch_of_reads_has_no_request_id(code: int) -> None:
-    """What is remembered is logged with its results: megabytes of values, and a full table refuses new clients."""
+    """A request id is logged with its results: megabytes of values, and a full retry table refuses new clients."""
     writes = Right.WRITE in NEEDS[code]
     (batch,) = of_lane(Code.BATCH, batch=parts(Code.GET, Code.CHECK, code))
     assert (batch[-1] is not None) is writes

@@ -174,7 +174,7 @@ def lane(*ops: tuple[int, bytes, bytes, int], first: int = 1, **fields: Any) -> 
 
 
 class Stream:
-    """A session, with its answers by number."""
+    """A session with its answers by number."""
 
     def __init__(self, stub: Any) -> None:
         self.call = stub.Session()
@@ -315,7 +315,7 @@ async def test_cancelled_put_is_applied(stub: Any, servers: Servers) -> None:
     for timeout_s in (0.2, 2.0, 20.0):
         error = await failure_of(stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=timeout_s))
         assert isinstance(error, OutcomeUnknown)
-        if held:  # else the time was over before it arrived
+        if held:  # otherwise the deadline would have passed before it arrived
             break
     held[0]()
     backend.intercept = lambda op, answer: False
@@ -340,7 +340,7 @@ async def test_reads_that_do_not_fit_a_unary_answer_are_refused(stub: Any) -> No
 
 @pytest.mark.parametrize("with_ttl", [b"first", b"last", b""])
 async def test_reads_of_a_large_unary_answer_keep_their_expiries(stub: Any, with_ttl: bytes) -> None:
-    """Of one gathered from messages of which some leave their expiries out, as all of those are 0."""
+    """In an answer merged from several messages, some omit their expiries because all of them are 0."""
     keys, value = (b"first", b"middle", b"last"), b"v" * (600 << 10)
     for key in keys:
         ttl = {"expires_ms": 60_000, "flags": int(Flag.RELATIVE_TTL)} if key == with_ttl else {}

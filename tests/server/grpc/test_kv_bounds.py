@@ -1,4 +1,4 @@
-"""What the KV service holds and says where answers are large, or their readers gone."""
+"""The KV service with large answers and with clients that disconnect."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def full(room: BatchBudget, op: Op, sink: Sink) -> Sink:
 async def test_client_that_disconnects_during_a_stream_is_not_an_error(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Hundreds of them would fill the log with tracebacks."""
+    """Hundreds of such clients would fill the log with tracebacks."""
 
     async def write_nothing(*args: Any) -> AsyncIterator[kv_pb2.ScanResponse]:
         yield kv_pb2.ScanResponse()

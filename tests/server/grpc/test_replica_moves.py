@@ -1,4 +1,4 @@
-"""What is done to replicas is answered as done, also while nobody can tell how far they are."""
+"""Changes of replicas are reported as done while their progress is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators ask of the ring: shown first, done in one step, refused with a reason."""
+"""Administration of the ring: plans are shown first, made in one step, and refused with a reason."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
 
 
 class Node:
-    """The ring in memory, and partitions of a thousand keys of 68 bytes each."""
+    """The ring in memory, with partitions of a thousand keys of 68 bytes each."""
 
     id = ServerId("n1")
 
@@ -203,7 +203,7 @@ async def test_pause_resume_and_throttle_change_only_the_pace(admin: RingAdmin, 
 
 
 async def test_plans_lists_exactly_the_planning_actions(admin: RingAdmin, node: Node) -> None:
-    """The rest may be written where the ring is too large for another plan."""
+    """All other actions may be written when the ring is too large for another plan."""
     for action, names in ((Action.ADD, ["p7"]), (Action.PAUSE, []), (Action.CANCEL, [])):
         await admin.change(Action(action=action, partitions=names))
     assert node.plans == [True, False, False]
@@ -364,7 +364,7 @@ async def test_throttle_of_zero_is_no_limit(admin: RingAdmin, node: Node) -> Non
 
 
 async def test_hold_on_all_logs_covers_joining_partitions(admin: RingAdmin, node: Node) -> None:
-    """A log that nobody held was gone before the nightly incremental came by."""
+    """A log without a hold was gone before the nightly incremental snapshot read it."""
     pins = Pins(node.store, LedgerLists(node.store))
     now_ms = ModelClock().wall_ms()
     held = {"feed-nightly@9": now_ms + 60_000, "feed-over@1": now_ms - 1, "p7.copy": 0, "snapshot-1": now_ms + 60_000}
@@ -470,7 +470,7 @@ async def test_plan_that_differs_because_a_server_left_is_refused(admin: RingAdm
 
 
 def plan_of(node: Node, asked: Action) -> tuple[ServerId, ...]:
-    """Who would hold the partition that is added."""
+    """Return the servers that would hold the added partition."""
     servers = {ServerId(id): "" for id in node.topology.servers}
     return proposal.step_of(asked, servers, 0)(node.ring).partitions[PartitionId("p4")].replicas
 

@@ -57,7 +57,7 @@ class Partitions:
 
 
 class NeverHere(Partitions):
-    """Every partition says that what it is asked for is elsewhere."""
+    """Every partition replies that the keys are elsewhere."""
 
     async def ask(self, op: Op, partition: PartitionId, ring_version: int) -> Any:
         self.asked += 1
@@ -126,7 +126,7 @@ async def test_partition_without_tokens_is_not_asked() -> None:
 # docs/protocol.md M16
 @pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.SESSION])
 async def test_scan_uses_the_later_ring_of_its_client(level: Level) -> None:
-    """By the ring that is known here, what the client has seen may be somewhere that is not asked."""
+    """By the ring known here, keys that the client has seen may be in a partition that is not asked."""
     partitions = Partitions()
     partitions.held = {P1: [], P2: KEYS[:1]}
     later = partitions.ring.routed + 1
@@ -138,7 +138,7 @@ async def test_scan_uses_the_later_ring_of_its_client(level: Level) -> None:
 
 # docs/protocol.md P37
 async def test_bytes_held_by_scans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each holds a page of every partition while its reader takes its time."""
+    """Each scan holds a page of every partition while its reader is slow."""
     monkeypatch.setattr(scan_slots, "HELD_BYTES_MAX", 3)
     slots = ScanSlots(lambda: 0.0)
     async with slots.place() as first, slots.place() as second:

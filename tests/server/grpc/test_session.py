@@ -1,4 +1,4 @@
-"""What a stream of operations tells its client beside the answers: how far the partitions are that gave them."""
+"""Sessions: the progress of partitions that a stream reports with its answers, and the limits of a stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 async def test_client_with_an_older_ring_gets_the_answering_partitions_progress(tmp_path: Path) -> None:
-    """Else it could read at a replica that has not seen what it wrote."""
+    """Otherwise the client could read at a replica that has not applied its write."""
     async with one_server(tmp_path) as (env, backend):
         session = FrameSession(backend, env.clock)
         owner = backend.topology.ring.partition_of(b"key")
@@ -64,7 +64,7 @@ async def test_unread_streams_leave_capacity_for_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lanes", [[1] * 2_049, [8_192, 8_192, 1]], ids=["lanes", "operations"])
 async def test_frame_with_too_many_operations_is_refused(tmp_path: Path, lanes: list[int]) -> None:
-    """One message of 4 MiB held a million: tens of seconds in which no lease was renewed."""
+    """One message of 4 MiB held a million operations: tens of seconds in which no lease was renewed."""
     async with one_server(tmp_path, 1) as (env, backend):
         session = FrameSession(backend, env.clock)
         deletes = [
@@ -78,7 +78,7 @@ async def test_frame_with_too_many_operations_is_refused(tmp_path: Path, lanes: 
 
 
 def batch_of(count: int) -> Operation:
-    """A batch of the smallest operations; of more than clients would send, too."""
+    """Return a batch of the smallest operations, also of more than clients send."""
     batch = operations.batch([operations.delete(b"k")])
     batch.options = kv_pb2.Options(operations=[kv_pb2.Operation(code=kv_pb2.DELETE, key=b"k")] * count)
     batch.size *= count
@@ -86,7 +86,7 @@ def batch_of(count: int) -> Operation:
 
 
 def cut_frame(*batches: Operation) -> kv_pb2.Frame:
-    """What clients send of these batches together."""
+    """Return the part of these batches that clients send in one frame."""
     cut_off = cut(deque(batches))
     assert len(cut_off) == len(batches)
     frame, _ = frame_of(cut_off, 1, ring_version=0, timeout_ms=60_000, tokens={})
@@ -95,7 +95,7 @@ def cut_frame(*batches: Operation) -> kv_pb2.Frame:
 
 
 async def test_frame_with_too_many_batched_operations_is_refused(tmp_path: Path) -> None:
-    """59 batches in one message of 4 MiB held 590,000: nearly a second in which no lease was renewed."""
+    """59 batches in one message of 4 MiB held 590,000 operations: nearly a second in which no lease was renewed."""
     async with one_server(tmp_path, 1) as (env, backend):
         session = FrameSession(backend, env.clock)
         frame = cut_frame(batch_of(10_000), batch_of(5_000), batch_of(10_000))
@@ -110,7 +110,8 @@ async def test_frame_with_too_many_batched_operations_is_refused(tmp_path: Path)
 
 @pytest.mark.parametrize("last", [10_000, 50_000], ids=["largest", "too large"])
 async def test_frame_accepts_as_many_batched_operations_as_old_clients_send(tmp_path: Path, last: int) -> None:
-    """They close it at 512 KiB, and its last batch may go beyond: by more than a batch may have, which they allowed."""
+    """Old clients close a frame at 512 KiB. Its last batch may exceed that, by more than a batch may have now,
+    because they allowed larger batches."""
     frame = cut_frame(*[batch_of(10)] * 1_588, batch_of(last))
     async with one_server(tmp_path, 1) as (env, backend):
         session = FrameSession(backend, env.clock)
@@ -185,7 +186,7 @@ async def test_frame_with_oversized_numbers_is_refused_whole(tmp_path: Path) -> 
 async def test_slow_lane_is_in_the_slow_log_with_first_key_and_count(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         slow = SlowLog(100)
-        slow.limit_s = -1.0  # whatever it takes
+        slow.limit_s = -1.0  # however long it takes
         session = FrameSession(backend, env.clock, slow=slow)
         lane = kv_pb2.Lane(first=1, partition="p1", keys=[b"a", b"b"], values=[b"1", b"2"], codes=[kv_pb2.PUT] * 2)
         session.accept(kv_pb2.Frame(lanes=[lane]))
@@ -237,7 +238,7 @@ async def test_puts_of_a_lane_are_submitted_in_one_call(
 
 
 async def test_puts_by_an_unknown_ring_carry_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who hands them over together says nothing about the ring."""
+    """A client that submits them in one call does not name its ring."""
     async with one_server(tmp_path, 1) as (env, backend):
         rings, submit, later = [], backend.submit, backend.topology.ring.routed + 1
         monkeypatch.setattr(backend, "submit", lambda *each: rings.append(each[3]) or submit(*each))
@@ -282,7 +283,7 @@ async def test_reads_of_an_ended_or_late_stream_are_skipped(tmp_path: Path) -> N
 
 
 def replacing(first: int, code: int, count: int) -> kv_pb2.Frame:
-    """Writes of keys, each of which returns the former record."""
+    """Return writes of keys, each of which returns the previous record."""
     options = [kv_pb2.Options(index=index, flags=kv_pb2.RETURN_OLD) for index in range(count)]
     keys = [b"{key}%d" % number for number in range(count)]
     lane = kv_pb2.Lane(first=first, keys=keys, values=[b"v"] * count, codes=[code] * count, options=options)

@@ -1,4 +1,4 @@
-"""Sessions on the Redis port: who may begin one, what it answers, and what it holds of a client that does not read."""
+"""Sessions on the Redis port: authentication, answers, and what they hold for a client that does not read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _answers_of = brief.decoder_of_answers(Item)
 
 
 class Wire:
-    """A stream without a network: what is written, and whether it is read on."""
+    """A stream without a network: it records writes and whether reading is paused."""
 
     def __init__(self) -> None:
         self.frames = FrameReader(MESSAGE_BYTES_MAX)
@@ -48,7 +48,7 @@ class Wire:
             self.answers.append(_answers_of(body[1:]) if is_brief else kv_pb2.Answers.FromString(body[1:]))
 
     def numbers(self) -> list[int]:
-        """Of the operations that are answered."""
+        """Return the numbers of the answered operations."""
         return [number for each in self.answers for number in (*each.numbers, *each.found, *each.absent)]
 
     def pause_reading(self) -> None:
@@ -58,14 +58,14 @@ class Wire:
         self.is_reading = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is buffered."""
 
     def abort(self) -> None:
         self.is_aborted = True
 
 
 class Subject:
-    """One stream of a server that leads everything."""
+    """One stream of a server that leads every partition."""
 
     def __init__(self, backend: OneServer, owner: SessionStreams) -> None:
         self.backend, self.owner = backend, owner
@@ -180,7 +180,7 @@ async def is_there(answers: list[Any]) -> bool:
     ],
 )
 async def test_other_reads_wait_for_their_turn(subject: Subject, alter: Any, keys: list[bytes]) -> None:
-    """A token that the partition has not reached: it must be refused, not answered with what is older."""
+    """A token that the partition has not reached: the read must be refused, not answered with older state."""
     frame = subject.get(1, *keys)
     alter(frame.lanes[0])
     subject.send(frame)
@@ -257,7 +257,7 @@ async def test_stream_at_its_limit_of_operations_is_not_read(subject: Subject, m
     subject.send(subject.put(1, b"a", b"b"), subject.put(3, b"c"))
     assert not subject.wire.is_reading
     assert len(subject.backend.submitted) == 2
-    subject.send(subject.put(4, b"d"))  # it had come already
+    subject.send(subject.put(4, b"d"))  # it had arrived already
     subject.backend.let_go()
     await subject.wait_answers(1, 2, 3, 4)
     assert subject.wire.is_reading
@@ -312,7 +312,7 @@ async def test_lost_stream_keeps_its_writes_and_gets_no_answers(subject: Subject
 
 
 async def test_result_that_arrives_during_a_send_has_its_own_progress(subject: Subject) -> None:
-    """A client's token must never be behind what it was told."""
+    """A client's token must never be behind the progress that the client has received."""
     session = subject.stream._session
     subject.stream.pause_writing()
     subject.stream._may_write = False
@@ -375,7 +375,7 @@ async def test_stream_on_the_redis_port_counts_as_a_client(tmp_path: Path) -> No
 async def test_stopping_server_answers_operations_in_flight_on_a_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does for clients of Redis: each of those writes was of unknown outcome."""
+    """As for Redis clients: otherwise each of these writes would have an unknown outcome."""
     monkeypatch.setattr(resp_listener, "CLOSE_S", PATIENCE_S)
     monkeypatch.setattr(resp_listener, "CLOSE_CHECKS", int(100 * PATIENCE_S))
     async with one_server(tmp_path, 1) as (env, backend):

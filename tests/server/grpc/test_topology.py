@@ -1,4 +1,4 @@
-"""What clients are told of the cluster, and when."""
+"""The topology that clients receive, and its changes."""
 
 from __future__ import annotations
 

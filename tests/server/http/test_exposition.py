@@ -1,4 +1,4 @@
-"""Metrics as text."""
+"""Metrics in Prometheus' text format."""
 
 from __future__ import annotations
 

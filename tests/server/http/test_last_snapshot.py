@@ -1,4 +1,4 @@
-"""What a node says of the last snapshot, and what the metadata store keeps of all."""
+"""The last snapshot in a node's metrics, and the records of snapshots in the metadata store."""
 
 from __future__ import annotations
 

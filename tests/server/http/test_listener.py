@@ -1,4 +1,4 @@
-"""The HTTP door."""
+"""The HTTP port of a node."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_metrics_are_readable_and_partitions_are_a_label(url: str) -> None
 
 
 class AsksNobody:
-    """A doorman where access control is off, or on."""
+    """An authenticator with access control off or on."""
 
     def __init__(self, *, is_on: bool) -> None:
         self.is_on = is_on
@@ -151,7 +151,8 @@ EVERY_PAGE = (
 
 @pytest.mark.parametrize("doorman", [None, AsksNobody(is_on=False)])
 async def test_rebound_host_name_gets_only_health(doorman: AsksNobody | None) -> None:
-    """A page of that name could have its reader's browser read them (DNS rebinding), and nobody is asked who he is."""
+    """A page of that name could make its reader's browser read the responses (DNS rebinding), and access control is
+    off."""
     address = f"127.0.0.1:{free_port()}"
     door = HttpListener(Shown(), TcpTransport(), Beat())
     door.authenticator = doorman
@@ -181,7 +182,7 @@ async def test_address_and_name_of_the_node_are_accepted_as_host(url: str, host:
 
 
 def test_calls_from_other_machines_may_use_any_host_name() -> None:
-    """Prometheus by the name of a service, a probe by an address."""
+    """Prometheus uses the name of a service, a probe an address."""
     check_name("metrics.kvstore.svc:8401", "10.1.2.3", ())
     check_name(None, "127.0.0.1", ())  # HTTP/1.0
     with pytest.raises(PermissionDenied):
@@ -282,7 +283,7 @@ async def test_idle_connections_of_the_fullest_network_give_way() -> None:
 
 
 async def test_probe_of_an_unknown_network_is_answered_when_known_ones_fill_it() -> None:
-    """A kubelet never logs in. It was refused as soon as clients that had logged in kept every connection open."""
+    """A kubelet never logs in. It was refused once clients that had logged in kept every connection open."""
     port, known = free_port(), KnownNetworks()
     known.note("ipv4:127.0.1.1")
     door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=3, known=known)
@@ -301,7 +302,7 @@ async def test_probe_of_an_unknown_network_is_answered_when_known_ones_fill_it()
 
 
 async def test_busy_connections_give_way_last() -> None:
-    """A request at the gateway may take its time. However many do, whoever asks for health is answered."""
+    """A request at the gateway may take long. However many do, health checks are answered."""
 
     class Slow:
         def __init__(self) -> None:
@@ -356,7 +357,7 @@ async def test_connection_without_a_complete_request_is_closed(monkeypatch: pyte
 async def test_malformed_request_is_answered_and_not_logged(
     url: str, request_: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each left a traceback of a kilobyte in the node's log."""
+    """Each malformed request left a traceback of a kilobyte in the node's log."""
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request_)
@@ -429,7 +430,7 @@ def test_declared_metrics_follow_the_conventions_of_prometheus() -> None:
 
 
 def test_every_source_is_published_as_one_metric() -> None:
-    """Two metrics that may come from one number would take it from each other."""
+    """Two metrics with one source would take the number from each other."""
     taken = Counter(source for each in DECLARED.values() for source in each.sources if source not in DECLARED)
     assert [source for source, count in taken.items() if count > 1] == []
     assert (declared("bookie_adds"), declared("server_watches")) == (
@@ -475,7 +476,7 @@ def test_leading_or_stopped_replica_is_published_as_numbers() -> None:
 
 
 def test_move_adds_no_metric_of_its_own_name() -> None:
-    """Each had a new name, that nothing documents and no alarm can know."""
+    """Each move had a new name, which nothing documents and no alert can know."""
     with_move = {"p1": {"role": "serving", "seq": 7, "moves": {"12": {"rows": 3, "bytes": 400}}}}
     without = {"p1": {"role": "serving", "seq": 7, "moves": {}}}
     assert samples("partitions", with_move) == samples("partitions", without)
@@ -488,7 +489,7 @@ def test_no_numbers_make_no_metrics() -> None:
 
 @pytest.mark.parametrize(("costs_s", "old_s"), [(0.3, 3.0), (0.02, 1.0), (0.001, 1.0)])
 def test_costly_page_is_made_rarely(costs_s: float, old_s: float) -> None:
-    """It takes a tenth of the event loop at most, and is made once a second at most."""
+    """The page takes at most a tenth of the event loop, and is made at most once a second."""
     now, made = 0.0, 0
 
     def make() -> bytes:
@@ -526,7 +527,7 @@ async def test_only_probes_need_no_certificate(tmp_path: Path) -> None:
     known.load_cert_chain(cert, key)
     another.load_cert_chain(other)
     url = f"https://{address}"
-    for round_ in range(2):  # the second by contexts that were read anew
+    for round_ in range(2):  # the second connection uses certificates that were read again
         for path in http_listener.HEALTH:
             assert (await fetch(f"{url}{path}", ssl=stranger))[0] == 200, round_
         for path in ("/", "/metrics"):
@@ -541,7 +542,7 @@ async def test_only_probes_need_no_certificate(tmp_path: Path) -> None:
     listener = await transport_of(certificates).listen("127.0.0.1:0", asyncio.Protocol)  # type: ignore[arg-type]
     host, _, port = listener.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=stranger)
-    with pytest.raises((OSError, asyncio.IncompleteReadError)):  # TLS 1.3 tells it with the first bytes
+    with pytest.raises((OSError, asyncio.IncompleteReadError)):  # TLS 1.3 reports it with the first bytes
         await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
     writer.transport.abort()
     listener.close()

@@ -1,4 +1,4 @@
-"""A Redis door on loopback, and a plain socket to speak with it."""
+"""A Redis port on loopback, and a plain socket to talk to it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.waiting import PATIENCE_S
 
 
 class Raw:
-    """Bytes in, bytes out."""
+    """A socket that sends and receives bytes unchanged."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def ask(self, data: bytes, expected: bytes) -> bytes:
-        """Send `data`; as many bytes back as `expected` has."""
+        """Send `data` and return as many bytes as `expected` has."""
         self.writer.write(data)
         return await self.read(len(expected))
 
@@ -53,7 +53,7 @@ class Raw:
 
 
 class Door:
-    """The door, its backend and its address."""
+    """The Redis port, its backend and its address."""
 
     def __init__(self, server: RespServer, backend: OneServer, address: str) -> None:
         self.server, self.backend = server, backend

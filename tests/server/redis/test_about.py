@@ -1,4 +1,4 @@
-"""What clients ask about the server itself must not hold its event loop, nor more memory than they read."""
+"""Queries about the server itself: they must hold neither its event loop nor more memory than clients read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_command_of_a_client_that_reads_nothing_does_not_begin(door: Door,
 
 @pytest.mark.parametrize("command", ["COMMAND", "INFO", "CLIENT LIST", "CONFIG GET *"])
 async def test_large_replies_are_made_one_per_turn(door: Door, command: str) -> None:
-    """A packet of CLIENT LIST made thousands of replies before any was sent: gigabytes where there are many clients."""
+    """A packet of CLIENT LIST commands made thousands of replies before any was sent: gigabytes with many clients."""
     async with door.raw() as raw:
         await raw.ask(packed(b"PING"), b"+PONG\r\n")
         (connection,) = door.server._connections
@@ -76,7 +76,8 @@ async def test_options_are_bounded(door: Door, command: str) -> None:
 
 
 async def test_many_browsers_leave_one_line_in_the_log(door: Door, caplog: pytest.LogCaptureFixture) -> None:
-    """A line for each would fill the log of a node whose port a stranger calls again and again."""
+    """A line for each connection would fill the log of a node whose port an unauthenticated peer calls again and
+    again."""
     for _ in range(5):
         async with door.raw() as raw:
             raw.writer.write(b"POST / HTTP/1.1\r\nHost: n1\r\n\r\n")

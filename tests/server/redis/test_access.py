@@ -1,4 +1,5 @@
-"""Who may do what at the Redis door: strangers, users without a right, and changes while they are connected."""
+"""Permissions at the Redis port: unauthenticated clients, users without a right, and changes while they are
+connected."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ WORDS = {b"KVSTORE.PEER": [b"1", b"n2", b"n1"], b"CLIENT": [b"ID"], b"CONFIG": [
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 async def test_unauthenticated_client_is_refused_every_command(door: Door, name: bytes) -> None:
-    """A new command is among these by itself."""
+    """A new command is included automatically."""
     command = COMMANDS[name]
     words = [name, *WORDS.get(name, [b"1"] * (command.least - 1))]
     async with door.raw() as raw:
@@ -108,7 +109,7 @@ async def test_wrong_names_and_passwords_get_equal_replies(door: Door) -> None:
         for user, password in ((b"tenant", b"Secret"), (b"nobody", b"secret"), (b"certified", b""), (b"tenant", b"")):
             answer = await line_of(raw, b"AUTH", user, password)
             assert answer == b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
-        assert (await line_of(raw, b"AUTH", b"secret")).startswith(b"-WRONGPASS")  # of the user default
+        assert (await line_of(raw, b"AUTH", b"secret")).startswith(b"-WRONGPASS")  # for the user default
         assert (await line_of(raw, b"HELLO", b"3")).startswith(b"-NOAUTH HELLO must be called")
         assert (await line_of(raw, b"HELLO", b"3", b"AUTH", b"tenant", b"x")).startswith(b"-WRONGPASS")
         assert await line_of(raw, b"PING") == b"-NOAUTH Authentication required.\r\n"
@@ -187,7 +188,7 @@ async def test_tenant_sees_only_its_prefix_in_scans(door: Door) -> None:
 
 
 async def test_refusals_of_keys_do_not_reveal_other_keys(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither how many there are, nor whether those that fit a pattern are many."""
+    """Neither the number of keys nor whether many match a pattern."""
     async with client_of(door, "tenant") as tenant, client_of(door, "reader") as reader:
         await tenant.set("t/a", "1")
         door.server.access.take(table(*OFF))
@@ -224,7 +225,7 @@ async def test_client_of_a_removed_or_changed_user_is_disconnected(door: Door, a
             access.take(table(change))
             assert (await raw.read_to_end()).startswith(b"-NOAUTH ")
             assert await line_of(stays, b"PING") == b"+PONG\r\n"
-        async with door.raw() as raw:  # what was verified once does not outlive it
+        async with door.raw() as raw:  # a verified login does not outlive the change
             assert (await line_of(raw, b"AUTH", b"tenant", b"secret")).startswith(b"-WRONGPASS")
 
 
@@ -326,7 +327,7 @@ WALKS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY"]
 async def test_traversal_returns_nothing_when_the_right_is_revoked(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch, words: str, change: Change, answer: bytes
 ) -> None:
-    """It is asked for before the walk, and again before each page and before what was found is told."""
+    """The right is checked before the traversal, before each page, and before the reply."""
     async with client_of(door, "tenant") as tenant:
         await tenant.set("t/secret", "1")
     asked, ask = list[Code](), door.server.ask
@@ -334,14 +335,14 @@ async def test_traversal_returns_nothing_when_the_right_is_revoked(
     async def revoked_then_asked(op: Op, partition: PartitionId) -> Any:
         asked.append(Code(op[0]))
         found = await ask(op, partition)
-        access.take(table(change))  # when the page is on its way back
+        access.take(table(change))  # while the page is on its way back
         return found
 
     async with logged_in(door, b"reader") as raw:
         monkeypatch.setattr(door.server, "ask", revoked_then_asked)
         told = await line_of(raw, *words.encode().split())
     assert told.startswith(answer)
-    assert len(asked) == 1  # nothing was looked at for him from then on
+    assert len(asked) == 1  # nothing was read for the user from then on
 
 
 async def test_traversal_begun_before_access_was_on_returns_nothing(
@@ -365,7 +366,8 @@ async def test_traversal_begun_before_access_was_on_returns_nothing(
 async def test_scan_cursor_of_a_tenant_does_not_reveal_other_keys(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
-    """A cursor is a place on the ring, and a key's place is its hash: who guesses keys would know which there are."""
+    """A cursor is a position on the ring, and a key's position is its hash: a user that guesses keys could learn
+    which exist."""
     monkeypatch.setattr(routing_keys, "RANGES_MAX", pages)
     monkeypatch.setattr(routing_keys, "PAGE_KEYS_MAX", 5)
     monkeypatch.setattr(routing_keys, "STRIDE", TOKENS >> 5)
@@ -391,7 +393,7 @@ async def test_scan_cursor_of_a_tenant_does_not_reveal_other_keys(
 async def test_random_key_of_few_among_many_is_found_in_few_steps(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user may see none of the keys that are near the random place."""
+    """A user may see none of the keys near the random position."""
     access.take(table(*OFF))
     async with client_of(door, None) as anybody:
         await anybody.mset({f"other{number}": "1" for number in range(3_000)})
@@ -456,7 +458,7 @@ async def test_scans_are_charged_to_the_rate_of_the_namespace(door: Door, monkey
 async def test_rename_checks_permissions_at_each_step(
     door: Door, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may do everything has no guard; once he may not, one stands before what is left to do."""
+    """A user with all rights has no guard. Once a right is revoked, a guard checks the remaining steps."""
     access.take(table(*EVERYTHING))
     async with logged_in(door, b"tenant") as raw:
         assert await line_of(raw, b"SET", b"{x}1", b"1") == b"+OK\r\n"

@@ -28,7 +28,7 @@ async def test_client_above_the_limit_gets_the_error_whatever_it_sends(tmp_path:
         await first.ask(packed(b"PING"), b"+PONG\r\n")
         async with door.raw() as second:
             second.writer.write(words)
-            # Not to the end: what it said after that was not read, so the end may be a reset.
+            # Not to the end: later input of the client was not read, so the end may be a reset.
             assert await second.read_line() == b"-ERR max number of clients reached\r\n"
         found = door.server.statistics()
         assert (found["resp_connections"], found["resp_connections_refused_total"]) == (1, 1)

@@ -98,7 +98,7 @@ async def test_write_waits_for_an_earlier_read_of_its_connection(door: Door, rea
 
 
 async def test_read_is_not_answered_before_an_earlier_waiting_one(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state that the first one will see may be a later one."""
+    """The first read may see a later state."""
     async with door.raw() as raw:
         await raw.ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
         before = len(door.backend.submitted)
@@ -135,7 +135,7 @@ async def test_reads_in_transactions_or_of_other_levels_take_the_slow_path(
 async def test_pipelined_reads_are_looked_up_together(
     door: Door, monkeypatch: pytest.MonkeyPatch, get: bytes, set_: bytes
 ) -> None:
-    """In small letters too, as go-redis and ioredis write them."""
+    """In lower case too, as go-redis and ioredis write the commands."""
     puts, submit = list[int](), door.backend.submit
     read_now, asked = door.backend.read_now, []
     monkeypatch.setattr(door.backend, "read_now", lambda keys: asked.append(keys) or read_now(keys))
@@ -157,7 +157,7 @@ async def test_pipelined_reads_are_looked_up_together(
 
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_pipelined_reads_get_the_replies_of_single_ones(door: Door, protocol: int) -> None:
-    """Whatever stands among them: keys of other partitions and none, large values, expiries, other commands."""
+    """Among keys of other partitions and absent keys, large values, expiries and other commands."""
     rng = random.Random(protocol)
     kinds = {
         b"small": packed(b"SET", b"{k}small", b"v"),
@@ -285,7 +285,7 @@ async def test_readonly_makes_reads_stale_until_readwrite(door: Door) -> None:
     ids=["unwatch", "discard", "exec", "readonly"],
 )
 async def test_read_under_a_watch_is_not_stale(door: Door, ending: bytes, reply: bytes) -> None:
-    """EXEC would stand under the version that WATCH saw, and write what was made of an older one."""
+    """EXEC would compare the version that WATCH saw, and write a value made of an older one."""
 
     def stale() -> int:
         return sum(op[0] == Code.GET and op[2] == Level.STALE for op in door.backend.submitted)
@@ -313,7 +313,7 @@ async def test_quit_and_end_of_input_wait_for_replies_in_flight(door: Door) -> N
 
 
 async def test_commands_in_flight_on_one_connection_are_bounded(door: Door) -> None:
-    """A connection begins with a lower bound; when everything fits it goes up."""
+    """A connection begins with a lower limit, which rises while all replies fit."""
     first, most = reply_queue.IN_FLIGHT_FIRST, reply_queue.IN_FLIGHT_MAX
     count = 3 * most
     sets = b"".join(packed(b"SET", b"key-%d" % i, b"v") for i in range(count))
@@ -404,7 +404,7 @@ async def test_queued_commands_are_bounded_per_connection_and_in_total(
 async def test_rate_admits_a_command_of_several_keys_whole_or_not_at_all(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one of more keys than may be read at once, and than the bucket of its namespace holds."""
+    """Also a command with more keys than may be read at once, and than the bucket of its namespace holds."""
     now, many = 0.0, [b"n/%d" % number for number in range(2 * reply_queue.READS_AT_ONCE)]
     rates = Rates(lambda: now, Counter())
     rates.take([Namespace(name="n", prefix=b"n/", ops_per_s=100)])
@@ -412,7 +412,7 @@ async def test_rate_admits_a_command_of_several_keys_whole_or_not_at_all(
     submit = door.backend.submit
 
     def counted(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
-        """As the dispatcher does it."""
+        """As in the dispatcher."""
         for op, token in zip(ops, tokens, strict=True):
             refusal = rates.refusal_or_none([op[1]])
             submit((op,), sink, (token,), *more) if refusal is None else door.backend._fail(sink, token, refusal)
@@ -447,7 +447,7 @@ async def test_time_to_live_is_that_at_exec(
 
 
 async def test_oversized_command_fails_its_transaction(door: Door) -> None:
-    """Whoever got an error for QUEUED may rely on that EXEC does nothing; outside a transaction it spoils none."""
+    """A client that got an error for QUEUED may rely on EXEC doing nothing. Outside a transaction nothing fails."""
     large = packed(b"SET", b"{t}b", b"v" * (BULK_BYTES_MAX + 1))
     async with door.raw() as raw:
         raw.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}a", b"1") + large + packed(b"EXEC"))
@@ -480,7 +480,7 @@ async def test_read_behind_a_transaction_sees_all_of_it(door: Door) -> None:
 
 
 async def test_capacity_of_an_aborted_transaction_is_free_for_the_next(door: Door) -> None:
-    """Nothing is in flight, so no answer would ever let the second one go on."""
+    """Nothing is in flight, so no reply would ever let the second transaction continue."""
     queued = packed(b"MULTI") + packed(b"GET", b"k") * 9 + packed(b"SET", b"k")
     async with door.raw() as raw:
         raw.writer.write((queued + packed(b"EXEC")) * 2 + packed(b"PING"))

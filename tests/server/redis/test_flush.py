@@ -1,4 +1,4 @@
-"""FLUSHDB and FLUSHALL: all keys of a store that is a test's, and none of any other."""
+"""FLUSHDB and FLUSHALL: they delete all keys of a test store, and none of any other store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_flush_is_refused_when_it_is_disabled(tmp_path: Path) -> None:
 
 
 async def test_flush_ends_when_its_right_is_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done is not told as refused."""
+    """Completed deletions are not reported as refused."""
     writes = (AddRole("writes"), GrantRight("writes", Right.WRITE), GrantRole("nothing", "writes"))
     access = Access(table(*writes))
     async with (
@@ -55,7 +55,7 @@ async def test_flush_ends_when_its_right_is_revoked(tmp_path: Path, monkeypatch:
                     flushed.append(op)
                     access.take(table(*writes, RevokeRole("nothing", "writes")))
 
-        monkeypatch.setattr(door.backend, "submit", revoking)  # before anybody logs in, who then goes by it
+        monkeypatch.setattr(door.backend, "submit", revoking)  # before any login, which then uses the table
         for number in range(100):
             await client.set(f"key{number}", number)
         with pytest.raises(exceptions.ResponseError, match="some partitions are empty by now, not all"):

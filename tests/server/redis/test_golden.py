@@ -1,4 +1,4 @@
-"""What a redis-server answered to scripts of commands, our door answers too, or says why not in the script."""
+"""Golden scripts: our Redis port gives the recorded replies of a redis-server, or the script says why not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S
 SCRIPTS = [script for path in sorted(GOLDEN.glob("redis_*.txt")) for script in read(path)]
 
 FAR_AWAY = 2_000_000_000
-"""What only EXPIREAT and its kin set: how far it is depends on the day."""
+"""Only EXPIREAT and similar commands set such a time: the remaining time depends on the day."""
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def same(step: Step, ours: list[bytes], theirs: list[bytes]) -> bool:
         return gist(mine) == gist(other)
     one, two = await parsed(mine), await parsed(other)
     if words[0].upper() in (b"TTL", b"PTTL") and one.kind == two.kind == ":" and int(one.value) > FAR_AWAY:
-        return int(two.value) > FAR_AWAY  # until a time in the next century, from two days
+        return int(two.value) > FAR_AWAY  # the time until a date in the next century, seen on two days
     return alike(words, one, two)
 
 

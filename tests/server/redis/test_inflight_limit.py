@@ -1,4 +1,4 @@
-"""What all Redis connections of a server have under way together."""
+"""The limit of what all Redis connections of a server have in flight."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ async def test_connections_beyond_the_limit_wait_and_are_all_answered(door: Door
 
 @pytest.mark.parametrize("name", [b"MSET", b"EXISTS", b"MGET"])
 async def test_command_of_several_keys_counts_for_each_of_them(door: Door, name: bytes) -> None:
-    """A bulk load in a pipeline has thousands of them, which a leader's queue would refuse, of other clients too."""
+    """A bulk load in a pipeline has thousands of operations. A leader's queue would refuse them, and those of other
+    clients too."""
     keys = [b"%d" % number for number in range(12)]
     words = [word for key in keys for word in (key, b"v")] if name == b"MSET" else keys
     answer = {b"MSET": b"+OK\r\n", b"EXISTS": b":0\r\n", b"MGET": b"*12\r\n" + b"$-1\r\n" * 12}[name]
@@ -103,7 +104,7 @@ async def is_full(door: Door) -> bool:
 
 
 async def test_connection_with_nothing_in_flight_does_not_wait_for_busy_ones(door: Door) -> None:
-    """Reads of others that take long, as large ones do, kept everybody waiting for as long as they took."""
+    """Long reads of other connections, such as large ones, made every client wait for as long as they took."""
     door.backend.held_reads = []
     greedy = [await door.connect() for _ in range(2)]
     for raw in greedy:

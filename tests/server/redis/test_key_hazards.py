@@ -1,4 +1,4 @@
-"""What may be under way together on one connection."""
+"""The operations of one connection that may be in flight at the same time."""
 
 from __future__ import annotations
 

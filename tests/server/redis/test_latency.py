@@ -1,4 +1,4 @@
-"""Timed rounds of Redis commands: their histograms, and what of them is slow."""
+"""Timed rounds of Redis commands: their histograms, and their entries in the slow log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Redis door as Redis clients see it: redis-py in both protocol versions, over a real socket."""
+"""The Redis port as clients see it: redis-py in both protocol versions, over a real socket."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ async def test_long_pipeline_is_answered_in_order(client: Any) -> None:
 
 
 async def test_info_has_the_figures_that_tools_show(client: Any) -> None:
-    """redis-cli --stat prints the smallest integer there is for each that is missing."""
+    """redis-cli --stat prints the smallest integer for each missing figure."""
     found = await client.info()
     wanted = {"uptime_in_seconds", "connected_clients", "blocked_clients", "total_connections_received"}
     assert wanted | {"total_commands_processed"} <= found.keys()
@@ -298,7 +298,8 @@ async def test_partly_refused_command_is_not_reported_as_refused(
 
 
 async def test_stop_waits_for_a_client_to_read_its_replies(door: Door) -> None:
-    """Else writes that were done, behind one large reply, are of unknown outcome to it."""
+    """Otherwise writes that were applied, with replies behind a large one, would have an unknown outcome for the
+    client."""
     keys = [b"{k}%d" % number for number in range(16)]
     async with door.raw() as raw:
         for key in keys:

@@ -1,4 +1,4 @@
-"""The Redis protocol's parser: every cut of the stream gives the same commands, and no length is believed unchecked."""
+"""The parser of the Redis protocol: every cut of the stream gives the same commands, and every length is checked."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_inline_commands_are_split_and_quoted_as_in_a_shell(line: bytes, words: 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_argument_that_looks_like_the_protocol_stays_an_argument(place: int, count: int) -> None:
-    """Were the fast path to believe the line ends inside it, a key could smuggle in another command."""
+    """If the fast path accepted the line ends inside it, a key could smuggle in another command."""
     for smuggled in (b"k\r\n$1\r\nv", b"k\r\n$1\r\nv\r\n*2\r\n$3\r\nDEL\r\n$1\r\na", b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"):
         words = [b"x"] * count
         words[min(place, count - 1)] = smuggled
@@ -172,8 +172,9 @@ def test_command_with_too_many_arguments_is_skipped() -> None:
 def test_command_in_pieces_is_not_read_again_for_each_piece(
     words: list[bytes], step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes wait as they came, each header is looked at once as it comes and once when the command is complete.
-    Else a client that sends one of many arguments at a time holds the event loop for milliseconds with each."""
+    """The bytes wait unchanged. Each header is read once as it arrives, and once when the command is complete.
+    Otherwise a client that sends one of many arguments at a time would hold the event loop for milliseconds with
+    each."""
     walks, headers = 0, 0
     walk, see = Parser._read_one, redis_parser._PartialCommand._see
 
@@ -205,7 +206,8 @@ pieces = st.tuples(st.sampled_from([b"$", b"*", b":"]), headers, st.sampled_from
 @given(st.lists(st.one_of(pieces, st.sampled_from([b"\r\n", b"a\r\n", b"ab"])), max_size=12).map(b"".join))
 @example(b"$-0\r\n")
 def test_incomplete_command_is_not_read_before_it_can_be_complete(rest: bytes) -> None:
-    """Else each byte more has all of it walked again: three a second held the event loop of a node."""
+    """Otherwise each further byte would read the whole command again: three bytes a second held the event loop of a
+    node."""
     data = b"*3\r\n" + rest
     try:
         end = Parser()._read_one(data, 0, [])

@@ -1,4 +1,5 @@
-"""What Redis connections hold for replies: alone and together, whatever their clients ask for and do not read."""
+"""The memory that Redis connections hold for replies, individually and in total, whatever their clients request and
+do not read."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_single_holder_always_has_capacity() -> None:
 
 
 def test_held_bytes_are_recounted() -> None:
-    """And not as it was when there last seemed to be too little room: it may be long ago."""
+    """Not as counted when memory last seemed scarce, which may be long ago."""
     room, one = ReplyMemory(Time(), 100), Connection(90)
     assert room.take(one, 90)
     assert room.held() == 90
@@ -196,7 +197,7 @@ async def is_put_off(door: Door) -> bool:
 
 
 async def test_slow_client_gets_all_replies_and_little_memory_is_held(door: Door) -> None:
-    """Also of partitions whose answers come before their turn."""
+    """Also of partitions whose results arrive before their turn."""
     ring = door.backend.topology.ring
     keys = [next(key for i in range(99) if ring.partition_of(key := b"%d" % i) == each) for each in ("p1", "p2", "p3")]
     async with door.raw() as slow, door.raw() as other:
@@ -271,7 +272,7 @@ async def test_postponed_replies_of_a_disconnected_client_are_not_counted(door: 
 
 
 async def test_postponed_replies_of_slow_clients_take_no_others_slots(door: Door) -> None:
-    """With some hundred of them all that may be under way was theirs, and nobody else was served."""
+    """With some hundred such clients, all operations in flight were theirs, and no other client was served."""
     limit = door.server.inflight_limit = InflightLimit(commands_max=50, bytes_max=1_000)
 
     async def is_free() -> bool:
@@ -342,7 +343,7 @@ async def test_transactions_that_read_begin_with_memory_for_all_results(tmp_path
 async def test_memory_of_a_transaction_is_free_when_it_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not with the next look at what is held: a node did some 150 transactions that read in a second."""
+    """And not with the next count: a node executed some 150 transactions that read in a second."""
     monkeypatch.setattr(reply_memory, "CHECK_S", 1_000.0)
     monkeypatch.setattr(resp_listener, "CHECK_S", 1_000.0)
     begun = packed(b"MULTI") + packed(b"GET", b"k") * 4 + packed(b"SET", b"{k}n", b"v") + packed(b"EXEC")
@@ -402,7 +403,7 @@ async def test_traversal_is_refused_when_no_memory_becomes_free(
 
 
 async def test_transaction_refused_for_memory_leaves_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next user of the connection has asked for none. What is refused outside of a transaction ends no WATCH."""
+    """The next user of the connection has not requested a watch. A refusal outside a transaction ends no WATCH."""
     monkeypatch.setattr(reply_memory, "REFUSE_S", 0.0)
     others, queued = Connection(held=24 * MIB), b"+OK\r\n+QUEUED\r\n"
     async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:

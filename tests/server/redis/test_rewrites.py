@@ -1,5 +1,5 @@
-"""Commands that read before they write, beside others that write the same keys; transactions under a condition; locks;
-and clients of Redis clusters."""
+"""Commands that read before they write, concurrent with other writers of their keys; conditional transactions;
+locks; and clients of Redis Cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
 
 @asynccontextmanager
 async def clients(door: Door, count: int = CLIENTS, **options: Any) -> AsyncIterator[list[redis.Redis]]:
-    """They wait as long as it takes: by default redis-py sends a command again after 5 s, which adds twice."""
+    """Clients that wait as long as necessary: by default redis-py repeats a command after 5 s, which adds twice."""
     options = {"socket_timeout": None, **options}
     async with AsyncExitStack() as stack:
         yield [
@@ -234,7 +234,7 @@ async def test_redis_cluster_client_works(door: Door) -> None:
 
 
 class At:
-    """Endpoints."""
+    """The endpoints of a server."""
 
     grpc = http = zone = ""
 

@@ -1,4 +1,4 @@
-"""What many ask about a server is made once for all of them, after they asked, and seldom."""
+"""Shared answers about a server: made once for all waiting clients, after they asked, and seldom."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pages:
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
-    """Their waiting is counted and not done."""
+    """Pages whose delays are recorded and not waited for."""
     found = Pages()
 
     def call_later(self: asyncio.BaseEventLoop, delay: float, callback: object, *arguments: object) -> object:

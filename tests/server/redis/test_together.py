@@ -1,4 +1,4 @@
-"""Plain SETs that are begun together, against the same ones begun one by one: no client sees a difference."""
+"""Plain SETs that begin in one call, compared with those that begin one by one: no client sees a difference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
 
 
 def some_pipelines(seed: int) -> list[bytes]:
-    """What one client sends, a pipeline at a time: mostly SETs, of few keys, and what must not be begun with them."""
+    """Return pipelines of one client: mostly SETs of few keys, and commands that must not begin with them."""
     draw = random.Random(seed)
     pipelines = []
     for _ in range(30):
@@ -141,7 +141,7 @@ async def test_errors_appear_at_their_own_commands(door: Door) -> None:
 
 
 class Unread:
-    """The stream of a client that reads nothing: it tells its protocol when too much waits."""
+    """The stream of a client that reads nothing: it pauses its protocol when too much waits."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -165,10 +165,10 @@ class Unread:
         return None
 
     def pause_reading(self) -> None:
-        """It sends what it likes."""
+        """Do nothing, because the client sends what it likes."""
 
     def resume_reading(self) -> None:
-        """The same."""
+        """Do nothing, as in pause_reading."""
 
     def close(self) -> None:
         self.is_closed = True
@@ -206,7 +206,7 @@ async def test_reserved_memory_is_counted_out_once(door: Door) -> None:
 
 
 async def test_replies_to_a_disconnected_client_are_not_kept(door: Door) -> None:
-    """Those that come before their turn were, a megabyte each, and counted for nobody."""
+    """Replies that arrived before their turn were kept, a megabyte each, and counted for no client."""
     connection, _ = unread(door)
     replies = connection.replies
     replies.issued = 40
@@ -249,7 +249,7 @@ async def test_transaction_waits_while_the_limit_is_reached(door: Door) -> None:
 
 
 def some_rounds(draw: random.Random) -> list[bytes]:
-    """Pipelines and single commands, some in pieces."""
+    """Return pipelines and single commands, some in pieces."""
     rounds = []
     for each in some_pipelines(draw.randrange(1000))[:12]:
         cut = draw.choice((0, 100, 3000))

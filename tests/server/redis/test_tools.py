@@ -1,4 +1,4 @@
-"""What tools ask a server for."""
+"""Commands that tools send to a server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_slow_log_needs_admin_and_memory_usage_needs_read(tmp_path: Path) 
 
 
 async def test_info_counts_keys_for_users_that_may_read_all(tmp_path: Path) -> None:
-    """redis-cli --stat said that there are none."""
+    """redis-cli --stat showed no keys."""
     async with redis_door(tmp_path / "open") as door, door.raw() as raw:
         for number in range(20):
             assert await line_of(raw, b"SET", b"%d" % number, b"1") == b"+OK\r\n"

@@ -1,4 +1,4 @@
-"""Connections whose clients have to say who they are and have not: they take no place of a user's."""
+"""Connections that must authenticate and have not: they take no slot from users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def known(stack: AsyncExitStack, door: Door) -> Raw:
 
 
 async def unknown(stack: AsyncExitStack, door: Door) -> Raw:
-    """One that says much, and not who it is."""
+    """Return a connection that sends much and does not authenticate."""
     raw = await stack.enter_async_context(door.raw())
     assert (await line_of(raw, b"GET", b"t/a")).startswith(b"-NOAUTH ")
     return raw
@@ -77,7 +77,8 @@ async def test_new_connection_has_time_for_its_login(tmp_path: Path, monkeypatch
 
 
 async def test_unauthenticated_client_may_hold_little_input(tmp_path: Path) -> None:
-    """Else strangers would have all the room for commands, and those of users were closed for it."""
+    """Otherwise unauthenticated peers would use all the memory for commands, and connections of users would be
+    closed."""
     value = b"v" * 100_000
     async with redis_door(tmp_path, access=Access(table())) as door, door.raw() as user, door.raw() as stranger:
         assert await line_of(user, b"AUTH", b"tenant", b"secret") == b"+OK\r\n"

@@ -1,4 +1,4 @@
-"""Operations on their way from a door to the backend: which are given a span, and that their order stays."""
+"""The sampling of operations between an endpoint and the backend, and their order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def behind(tmp_path: Path) -> AsyncIterator[OneServer]:
 
 
 class Noted:
-    """A backend that does nothing and keeps what it was given."""
+    """A backend that does nothing but record its calls."""
 
     def __init__(self) -> None:
         self.calls: list[list[tuple[Op, int, bool]]] = []
@@ -47,7 +47,7 @@ class Noted:
 
 
 class Every:
-    """Samples one in so many."""
+    """Samples one in `every` operations."""
 
     def __init__(self, gap: int, of: ByRatio) -> None:
         self._gap, self._left, self._of = gap, gap, of

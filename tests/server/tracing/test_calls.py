@@ -1,4 +1,4 @@
-"""Calls that bring a parent along, and operations that they ask for in their own tasks."""
+"""Calls with a parent span, and the operations that they submit in their own tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARENT = f"00-{'a' * 32}-{'b' * 16}-"
 
 
 async def asked(tmp_path: Path, ratio: float, *flags: str) -> Kept:
-    """Ask a page once for each of these flags of a parent, "" for none, all at once; each puts a key."""
+    """Request a page once for each of these flags of a parent ("" for none), concurrently. Each request puts a key."""
     kept = Kept()
     found = traces(kept, ratio)
     async with one_server(tmp_path, 1) as (_, behind):
@@ -81,7 +81,7 @@ async def test_spans_of_a_call_are_bounded(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 async def test_span_name_has_no_words_of_an_unauthenticated_caller(method: str, path: str, name: str) -> None:
-    """Who asks has not said who he is."""
+    """The caller has not been authenticated."""
     kept = Kept()
     found = traces(kept, 0.0)
     request = make_mocked_request("GET", "/" if path == "*" else path, {"Traceparent": f"{PARENT}01"})

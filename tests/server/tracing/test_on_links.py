@@ -1,4 +1,5 @@
-"""Sampled operations between two servers: the trace goes on where both take some, and the operation is done anyway."""
+"""Sampled operations between two servers: the trace continues where both trace, and the operation is executed in any
+case."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ async def test_trace_continues_at_the_leader(tmp_path: Path) -> None:
 
 
 async def test_server_without_tracing_executes_announced_operations(tmp_path: Path) -> None:
-    """As one from before there were any: it says that nobody leads the partition of traces, and nobody listens."""
+    """As at a server from before announcements: it replies that nobody leads the partition of traces, and nothing
+    reads the reply."""
     async with two(tmp_path, "n1") as both:
         for number in range(1, 20):
             both.backend.submit((put(b"k", b"%d" % number),), both.n1.sink, (number,))
@@ -96,7 +98,7 @@ async def test_announcements_of_a_frame_are_bounded(tmp_path: Path, monkeypatch:
 
 
 async def test_announcement_without_its_operation_is_dropped(tmp_path: Path) -> None:
-    """Else each later frame would look for it."""
+    """Otherwise each later frame would look for it."""
     async with two(tmp_path, "n1", "n2") as both:
         body = msgspec.msgpack.encode([[1_000_000, PARENT]])
         await both.n1.links.call(ServerId("n2"), TRACES, EXPECT, body, PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The parent that a call brings along: what is read of it, and what is none and is ignored."""
+"""The parent span of a call: how it is read, and that malformed ones are ignored."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which operations are sampled, what their spans say, and that nothing is looked at any more once they are over."""
+"""The operations that are sampled, the content of their spans, and that nothing is tracked once they are over."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_append_has_a_child_for_each_bookie() -> None:
     found.acknowledged(append, 7, 41, 1_000.0)
     append.end()
     clock.at += 0.01
-    assert found.live  # one may still come
+    assert found.live  # one may still arrive
     found.stored(7, 41, "b3")
     found.close()
     took = {
@@ -102,7 +102,7 @@ def test_append_has_a_child_for_each_bookie() -> None:
 
 
 def test_entry_is_dropped_when_its_slowest_bookie_takes_too_long() -> None:
-    """Else one sampled write would have every later one's answers taken note of, for good."""
+    """Otherwise one sampled write would make the node record the answers of every later write."""
     kept, clock = Kept(), MovedClock()
     found = traces(kept, clock=clock)
     append = begin(found)
@@ -111,7 +111,7 @@ def test_entry_is_dropped_when_its_slowest_bookie_takes_too_long() -> None:
     append.end()
     for entry in range(42, 50):
         found.stored(7, entry, "b1")
-    assert found.live == 1  # the entry; those behind it are not kept
+    assert found.live == 1  # the entry; later ones are not kept
     clock.at += spans.LATE_S + 0.1
     found.stored(7, 50, "b1")
     assert found.live == 0

@@ -1,7 +1,7 @@
-"""Measures what the dashboard costs and how soon it is there: `python -m tests.server.ui.measure --partitions 300`.
+"""Measures the cost and the loading time of the dashboard: `python -m tests.server.ui.measure --partitions 300`.
 
-One process serves the page over HTTP, from reports of three nodes that are made up, encoded as they come over a link,
-and put together anew for each look, as the surveyor does; Chromium, where there is one, opens it.
+One process serves the page over HTTP, from made-up reports of three nodes. The reports are encoded as on a link and
+decoded again for each survey, as in the surveyor. Chromium, if it is installed, opens the page.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNTIL_LOADED = f"""new Promise(loaded => {{
 
 
 def report_of(server: ServerId, partitions: int) -> NodeReport:
-    """A node that leads a third of the partitions, each with a hot key."""
+    """Return the report of a node that leads a third of the partitions, each with a hot key."""
     report = NodeReport(id=server, version="0.1.0", zone="rack-1", uptime_s=90_000)
     report.metadata.kind, report.metadata.state, report.metadata.address = "zookeeper", "connected", "zk:2181"
     report.disk.total_bytes, report.disk.free_bytes = 1 << 40, 1 << 39
@@ -59,7 +59,7 @@ def report_of(server: ServerId, partitions: int) -> NodeReport:
 
 
 class Made:
-    """A survey of nodes that are made up."""
+    """A survey of made-up nodes."""
 
     def __init__(self, partitions: int) -> None:
         ids = [PartitionId(f"p{number + 1}") for number in range(partitions)]
@@ -83,7 +83,7 @@ class Made:
 
 
 async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
-    """Lines of figures."""
+    """Return lines of figures."""
     address, nursery = f"127.0.0.1:{free_port()}", TaskNursery("measure")
     door, made = HttpListener(Shown(), TcpTransport(), Beat()), Made(partitions)
     door.dashboard = Dashboard(nursery, made, made, door.pages)
@@ -120,7 +120,7 @@ async def pages(url: str, loads: int) -> list[str]:
 
 
 async def live(url: str, open_s: float) -> list[str]:
-    """With one open page, and the process's own doings without."""
+    """Measure with one open page, without the process's own work."""
     idle = await processor_share(open_s)
     async with aiohttp.ClientSession() as session, session.get(f"{url}/live") as stream:
         reading = asyncio.create_task(stream.content.read())

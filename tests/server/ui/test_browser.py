@@ -1,4 +1,4 @@
-"""The dashboard in Chromium, where there is one: its script runs under the page's policy, and nothing is refused."""
+"""The dashboard in Chromium, if it is installed: its script runs under the page's policy, and nothing is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard over HTTP, on reports that are made up."""
+"""The dashboard over HTTP, with made-up reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 def log_of(ledgers: int, *, from_leaders: bool = False) -> LedgersResponse:
-    """As a log is read, or told of by its leader: the last of its ledgers is open."""
+    """Return a log as read, or as its leader reports it. Its last ledger is open."""
     response = LedgersResponse(from_leaders=from_leaders)
     for number in range(1, ledgers + 1):
         ledger = response.ledgers.add(id=number, partition="p1", first_sequence=1000 * number, epoch=4)
@@ -45,7 +45,7 @@ def log_of(ledgers: int, *, from_leaders: bool = False) -> LedgersResponse:
 
 
 class Made:
-    """A survey whose answer is given."""
+    """A survey with a given result."""
 
     def __init__(self) -> None:
         self.report = judged(loaded())
@@ -65,7 +65,7 @@ class Made:
 
 
 class Turned:
-    """A doorman who lets pass so many requests."""
+    """An authenticator that lets a limited number of requests pass."""
 
     is_on = True
 
@@ -226,7 +226,7 @@ async def test_page_that_reads_nothing_gives_up_its_slot(opened: Opened, monkeyp
 async def test_head_request_gets_no_stream(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STREAMS_MAX", 1)
     host, _, port = opened.url.removeprefix("http://").rpartition(":")
-    for _ in range(2):  # none of them takes the place of an open page
+    for _ in range(2):  # none of them takes the slot of an open page
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"HEAD /ui/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""The page about one node."""
+"""The page of one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard makes of reports: words, pictures, the last hour."""
+"""The dashboard's content, made of reports: words, drawings, the last hour."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def loaded() -> ClusterReport:
 
 
 def cells(report: ClusterReport, table: str) -> dict[str, str]:
-    """The rows of a table as text, by their headings."""
+    """Return the rows of a table as text, by their headings."""
     rows: list[list[Any]] = page_of(report, LoadHistory())[table]["rows"]
     return {row[0].text: " | ".join(cell.text for cell in row[1:]) for row in rows}
 

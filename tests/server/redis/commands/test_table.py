@@ -36,7 +36,7 @@ def test_every_row_has_a_summary_or_a_reason() -> None:
 
 
 def test_later_versions_of_redis_have_rows_too() -> None:
-    """7.2 to 8.4; the list above is of a Redis 7.0."""
+    """7.2 to 8.4; the list above is from Redis 7.0."""
     later = b"WAITAOF XACKDEL XCFGSET XDELEX DELEX DIGEST MSETEX VADD VSIM HGETEX HSETEX HGETDEL HPEXPIREAT".split()
     assert [name for name in later if name not in COMMANDS | UNSUPPORTED] == []
 
