@@ -33,7 +33,7 @@ from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_FIRST
 from tests.server.backends import Collector, LedPartition
-from tests.server.redis.door import Raw
+from tests.server.redis.resp_port import Raw
 from tests.waiting import wait_until
 
 

@@ -102,12 +102,12 @@ class CallGate:
         NotAuthenticated, Overloaded."""
         for name, value in context.invocation_metadata() or ():
             if name == AUTHORIZATION:
-                said = credentials_or_none(value) if isinstance(value, str) else None
-                if said is None:
+                credentials = credentials_or_none(value) if isinstance(value, str) else None
+                if credentials is None:
                     raise NotAuthenticated(
                         "expected authorization: Basic with user and password in base64, or Bearer with a token"
                     )
-                return await self._logins.login(*said, address_of(caller_of(context)))
+                return await self._logins.login(*credentials, address_of(caller_of(context)))
         names = context.auth_context().get("x509_common_name") or ()
         found = self._access.of_certificate(each.decode("utf-8", "replace") for each in names)
         if found is not None:

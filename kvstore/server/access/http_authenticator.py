@@ -54,10 +54,10 @@ class HttpAuthenticator:
             return self._access.nobody
         header = request.headers.get("Authorization")
         if header is not None:
-            said = credentials_or_none(header)
-            if said is None:
+            credentials = credentials_or_none(header)
+            if credentials is None:
                 raise NotAuthenticated("expected Authorization: Basic with user and password, or Bearer with a token")
-            return await self._logins.login(*said, network_of(request.remote or "?"))
+            return await self._logins.login(*credentials, network_of(request.remote or "?"))
         certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
         found = self._access.of_certificate(common_names(certificate))
         if found is not None:

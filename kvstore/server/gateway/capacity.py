@@ -62,15 +62,15 @@ class GatewayCapacity:
 class RequestBytes:
     """The bytes that one request holds."""
 
-    def __init__(self, room: GatewayCapacity) -> None:
-        self._room, self._bytes = room, 0
+    def __init__(self, capacity: GatewayCapacity) -> None:
+        self._capacity, self._bytes = capacity, 0
 
     def take(self, size: int, *, must: bool = False) -> None:
         """Count bytes of the request. Raises Overloaded. The response to a completed write `must` be sent, so it is
         always counted."""
-        self._room.take(size, must=must)
+        self._capacity.take(size, must=must)
         self._bytes += size
 
     def leave(self) -> None:
-        self._room.bytes -= self._bytes
+        self._capacity.bytes -= self._bytes
         self._bytes = 0

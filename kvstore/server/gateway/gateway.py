@@ -223,12 +223,12 @@ class Gateway:
         The token names the latest ring that server or client knows. A partition that an older ring here does not have
         may be in the client's ring, so its sequence is kept.
         """
-        ring, heard_of = self._backend.topology.ring, token.get(RING, 0)
+        ring, known_ring = self._backend.topology.ring, token.get(RING, 0)
         partition = ring.partition_of(key)
         sequence, time_ms = stand_of(self._backend, self._env.clock, partition)
-        seen = {each: number for each, number in token.items() if each in ring.partitions or heard_of > ring.routed}
+        seen = {each: number for each, number in token.items() if each in ring.partitions or known_ring > ring.routed}
         seen[partition] = max(sequence, seen.get(partition, 0))
-        seen[RING] = max(ring.routed, heard_of)
+        seen[RING] = max(ring.routed, known_ring)
         return {"Kvstore-Token": requests.token_text(seen), "Kvstore-Time-Ms": str(time_ms)}
 
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -58,10 +58,10 @@ class RangeDeletion(NamedTuple):
 async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, token: Mapping[str, int]) -> int:
     """Return the number of keys, each partition's at the time when it is asked. A server that does not know the
     client's ring yet reads that ring first, as for a scan. Raises StoreError."""
-    heard_of = token.get(RING, 0)
+    known_ring = token.get(RING, 0)
 
     async def count(ring: Ring) -> int:
-        total, ring_version = 0, heard_of if heard_of > ring.routed else 0
+        total, ring_version = 0, known_ring if known_ring > ring.routed else 0
         for partition in ring.owners:
             start: bytes | None = bounds.start
             while start is not None:

@@ -133,9 +133,9 @@ class EventStream:
         for number, change in enumerate(message.changes, start=1):
             is_last = number == len(message.changes)
             self._position[message.partition] = message.sequence if is_last else change.sequence
-            told = answers.change_of(message.partition, change, as_base64=self._as_base64, keys_only=self._keys_only)
+            shown = answers.change_of(message.partition, change, as_base64=self._as_base64, keys_only=self._keys_only)
             has_id = is_last or len(self._position) <= EXACT_MAX
-            event = _event("change", msgspec.json.encode(told), self._id() if has_id else "")
+            event = _event("change", msgspec.json.encode(shown), self._id() if has_id else "")
             gathered.append(event)
             size += len(event)
             if size >= WRITE_BYTES or is_last:

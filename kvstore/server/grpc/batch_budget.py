@@ -61,7 +61,7 @@ class BudgetedBackend:
 class _BudgetedSink(Sink):
     """Returns the reserved bytes when the operation has ended, whether its caller still waits or not."""
 
-    __slots__ = ("_room", "_sink", "_size")
+    __slots__ = ("_budget", "_sink", "_size")
 
     def __init__(self, budget: BatchBudget, size: int, sink: Sink) -> None:
         self._budget, self._size, self._sink = budget, size, sink

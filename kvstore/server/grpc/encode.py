@@ -41,11 +41,11 @@ class AnswerColumns:
 
     def fail(self, number: int, error: StoreError) -> None:
         """Note that the operation of this number failed."""
-        told = self.failures.get(error)
-        if told is None:
-            told = self.failures[error] = failure(error, [])
-            self.failure_bytes += told.ByteSize()
-        told.numbers.append(number)
+        reported = self.failures.get(error)
+        if reported is None:
+            reported = self.failures[error] = failure(error, [])
+            self.failure_bytes += reported.ByteSize()
+        reported.numbers.append(number)
 
     @property
     def is_full(self) -> bool:
@@ -176,11 +176,11 @@ def check_answer(message: kv_pb2.BatchResponse | kv_pb2.Answers) -> None:
 def _gather_failures(answers: kv_pb2.Answers) -> None:
     found: dict[tuple[object, ...], kv_pb2.Failure] = {}
     for each in answers.failures:
-        as_told = (each.reason, each.message, *sorted(each.metadata.items()))
-        if as_told in found:
-            found[as_told].numbers.extend(each.numbers)
+        as_reported = (each.reason, each.message, *sorted(each.metadata.items()))
+        if as_reported in found:
+            found[as_reported].numbers.extend(each.numbers)
         else:
-            found[as_told] = each
+            found[as_reported] = each
     gathered = list(found.values())
     del answers.failures[:]
     answers.failures.extend(gathered)

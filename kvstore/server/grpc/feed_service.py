@@ -256,7 +256,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         # Nobody trims the log of a partition that has left: it stays unchanged for the retention, and is then removed.
         named = [PartitionId(each) for each in sorted({*request.positions} - {*left})]
         if request.ttl_ms:
-            await self._in_each(named, lambda each: self._check_room(request.name, each))
+            await self._in_each(named, lambda each: self._check_hold_names(request.name, each))
         await self._in_each(
             named,
             lambda each: self._move_hold(request.name, each, request.positions[each], deadline_ms, request.ttl_ms > 0),
@@ -280,11 +280,11 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     ) -> None:
         """Do the work for all partitions, AT_ONCE at a time, because each takes several round trips and the caller
         waits for all. Raises the error of the first partition in which it failed."""
-        room = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(AT_ONCE)
         failures: dict[PartitionId, StoreError] = {}
 
         async def one(partition: PartitionId) -> None:
-            async with room:
+            async with slots:
                 try:
                     if not failures:
                         await work(partition)
@@ -301,7 +301,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         if failures:
             raise failures[min(failures)]
 
-    async def _check_room(self, hold: str, partition: PartitionId) -> None:
+    async def _check_hold_names(self, hold: str, partition: PartitionId) -> None:
         """Raise Overloaded if this hold would be one name too many."""
         pins = await self._pins.names(partition)
         others = {each.rpartition("@")[0] for each in pins if each.startswith(FEED_PIN)} - {f"{FEED_PIN}{hold}"}

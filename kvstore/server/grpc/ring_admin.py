@@ -144,7 +144,7 @@ class RingAdmin:
             answer.homeless.extend(each for each in homeless(ring, servers, server) if each not in answer.homeless)
         for member in ring.partitions.values():
             if member.replacing:
-                await self._tell_replacing(member, answer)
+                await self._add_replacing(member, answer)
         return answer
 
     async def _move_statuses(self, ring: Ring, copied: Mapping[MoveId, float]) -> list[admin_pb2.MoveStatus]:
@@ -187,15 +187,15 @@ class RingAdmin:
             )
         return answer
 
-    async def _tell_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:
+    async def _add_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:
         published: dict[ServerId, Published] | None = None
         with suppress(StoreError):  # the progress is unknown; the request has taken effect all the same
             published = await Claims(self._source.store, member.id, self._source.id).published()
         for newcomer, leaving in member.replacing:
             row = answer.replacing.add(partition=member.id, newcomer=newcomer, leaving=leaving)
             if published is not None:
-                said = published.get(newcomer)
-                row.newcomer_sequence = said.seq if said else 0
+                state = published.get(newcomer)
+                row.newcomer_sequence = state.seq if state else 0
                 row.leader_sequence = max((each.seq for each in published.values()), default=0)
 
     def _servers(self) -> dict[ServerId, str]:
@@ -236,9 +236,11 @@ class RingAdmin:
             if op[0] == Code.SCAN_TOKENS and isinstance(result, NotLeader)
         ]
         answers += await self._ask_all(long, within_s)
-        told = [each for each in answers if not isinstance(each[2], StoreError)]
-        keys = {partition: result for partition, op, result in told if op[0] == Code.COUNT}
-        sizes = {partition: _record_bytes(result[0]) for partition, op, result in told if op[0] == Code.SCAN_TOKENS}
+        succeeded = [each for each in answers if not isinstance(each[2], StoreError)]
+        keys = {partition: result for partition, op, result in succeeded if op[0] == Code.COUNT}
+        sizes = {
+            partition: _record_bytes(result[0]) for partition, op, result in succeeded if op[0] == Code.SCAN_TOKENS
+        }
         return keys, sizes
 
     async def _ask_all(

@@ -76,11 +76,11 @@ class KeyOrderScan:
         """Ask the partitions for their next pages. A ring older than the client's does not know which partitions
         have what the client has seen, so the server first reads the client's ring."""
         asked = self.merge if ring.routed == self._routed else self.merge.anew(ring.owners)
-        heard_of = self._token.get(RING, 0)
+        known_ring = self._token.get(RING, 0)
         pages = []
         for partition, start, limit, end in asked.wanted():
             op = (self._code, start, end, limit, self._flags, self._level, self._token.get(partition, 0))
-            ring_version = heard_of if heard_of > ring.routed else 0
+            ring_version = known_ring if known_ring > ring.routed else 0
             pages.append((partition, await self._ask(op, PartitionId(partition), ring_version)))
         return ring.routed, asked, pages
 

@@ -87,10 +87,10 @@ class FrameSession:
         unsent: Unsent | None = None,
         batches: BatchBudget | None = None,
         took: Histogram | None = None,
-        tell: Callable[[], None] | None = None,
+        notify: Callable[[], None] | None = None,
         slow: SlowLog | None = None,
     ) -> None:
-        """`took` records the seconds from a lane's arrival to its last answer. `tell` is called when there is
+        """`took` records the seconds from a lane's arrival to its last answer. `notify` is called when there is
         something to send; without it, a task waits in `wait_answers`."""
         self._backend, self._clock = backend, clock
         self._took = took if took is not None else Histogram(1e-6)
@@ -99,14 +99,14 @@ class FrameSession:
         self._unsent_bytes_max = unsent_bytes_max
         self._unsent = unsent if unsent is not None else Unsent()
         self._batches = batches if batches is not None else BatchBudget()
-        self._tell = tell
+        self._notify = notify
         self._counted = 0
         """Bytes that `_unsent` counts for this session."""
         self._outbox = Outbox()
         self._partitions: set[str] = set()
         """Partitions whose answers are in the outbox."""
         self._wake = asyncio.Event()
-        self._room = asyncio.Event()
+        self._capacity = asyncio.Event()
         self._open = 0
         self._open_bytes = 0
         self._lanes: dict[int, _LaneSink] = {}
@@ -271,10 +271,10 @@ class FrameSession:
 
     def wake(self) -> None:
         """Signal that there is something to send, or capacity to read on."""
-        if self._tell is not None:
-            self._tell()
+        if self._notify is not None:
+            self._notify()
         self._wake.set()
-        self._room.set()
+        self._capacity.set()
 
     @property
     def has_capacity(self) -> bool:
@@ -284,8 +284,8 @@ class FrameSession:
     async def wait_capacity(self) -> None:
         """Return once another frame may be accepted."""
         while not self.has_capacity:
-            self._room.clear()
-            await self._room.wait()
+            self._capacity.clear()
+            await self._capacity.wait()
 
     async def wait_answers(self) -> None:
         """Return once there is something to send."""
@@ -296,8 +296,8 @@ class FrameSession:
     async def wait_all_done(self) -> None:
         """Return once every operation has ended."""
         while self._open:
-            self._room.clear()
-            await self._room.wait()
+            self._capacity.clear()
+            await self._capacity.wait()
 
     def finish(self) -> None:
         """Note that no more frames will come."""
@@ -317,7 +317,7 @@ class FrameSession:
             answers.ring_version = self._backend.topology.ring.routed
             answers.progress.extend(starmap(_progress_message, stands))
             yield answers
-        self._room.set()
+        self._capacity.set()
 
     def take_brief(self) -> kv_pb2.Answers | brief.Answers[Record] | None:
         """Return the next message, in the form for streams without gRPC; None if no answer waits."""
@@ -437,10 +437,10 @@ class Sessions:
         self,
         method: str,
         unsent_bytes_max: int,
-        tell: Callable[[], None] | None = None,
+        notify: Callable[[], None] | None = None,
         backend: Backend | None = None,
     ) -> FrameSession:
-        """Begin a session. `tell`: as for the session. `backend`: with the permissions of the client."""
+        """Begin a session. `notify`: as for the session. `backend`: with the permissions of the client."""
         return FrameSession(
             backend if backend is not None else self.backend,
             self._clock,
@@ -448,7 +448,7 @@ class Sessions:
             unsent=self.unsent,
             batches=self.batches,
             took=self.histograms[method],
-            tell=tell,
+            notify=notify,
             slow=self._slow,
         )
 

@@ -102,7 +102,7 @@ class SessionStream:
 
     def __init__(self, owner: SessionStreams, stream: Stream, leave: Leave) -> None:
         self._owner, self._stream, self._leave = owner, stream, leave
-        self._session = owner.sessions.open("Session", UNSENT_BYTES_MAX, self._tell)
+        self._session = owner.sessions.open("Session", UNSENT_BYTES_MAX, self._send_answers)
         self._frames = FrameReader(MESSAGE_BYTES_MAX)
         self._waiting: list[bytes] = []
         """Frames that arrived while there was no capacity."""
@@ -195,7 +195,7 @@ class SessionStream:
 
     def resume_writing(self) -> None:
         self._may_write = True
-        self._tell()
+        self._send_answers()
 
     # ── frames and answers ──
 
@@ -237,7 +237,7 @@ class SessionStream:
         self._is_paused = True
         self._stream.pause_reading()
 
-    def _tell(self) -> None:
+    def _send_answers(self) -> None:
         """Send answers that are ready, and continue reading if there is capacity."""
         session = self._session
         if session.closed:

@@ -20,20 +20,20 @@ LOCAL_DOMAIN = ".localhost"
 """Names below it belong to this machine, and nobody can register one (RFC 6761)."""
 
 
-def check_name(said: str | None, caller: str, own: Collection[str]) -> None:
+def check_name(host_header: str | None, caller: str, own: Collection[str]) -> None:
     """Raise PermissionDenied for a call from this machine, judged by the address `caller`, that names another host.
-    `said`: the Host header, or None. `own`: names by which the node is known."""
-    if said is None or not is_loopback(caller):
+    `host_header`: the header, or None. `own`: names by which the node is known."""
+    if host_header is None or not is_loopback(caller):
         return
     try:
-        host = (urlsplit(f"//{said}").hostname or "").removesuffix(".")
+        host = (urlsplit(f"//{host_header}").hostname or "").removesuffix(".")
     except ValueError:
         host = ""
     if is_loopback(host) or _is_address(host) or host.endswith(LOCAL_DOMAIN) or host in own:
         return
     raise PermissionDenied(
         "expected this machine's address, localhost or the node's name in Host while access control is off, "
-        f"got {said[:60]!r}"
+        f"got {host_header[:60]!r}"
     )
 
 

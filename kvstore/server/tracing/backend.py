@@ -34,12 +34,12 @@ class Sampler(Protocol):
 class ByRatio:
     """Samples a share of one endpoint's operations. Each begins a trace."""
 
-    def __init__(self, traces: NodeTraces, door: str) -> None:
-        self._traces, self._door = traces, door
+    def __init__(self, traces: NodeTraces, endpoint: str) -> None:
+        self._traces, self._endpoint = traces, endpoint
         self.next_among, self.pass_over = traces.next_among, traces.pass_over
 
     def begin(self, op: Op) -> TakenSpan | None:
-        return self._traces.sample(self._door, op)
+        return self._traces.sample(self._endpoint, op)
 
 
 class TracedBackend:

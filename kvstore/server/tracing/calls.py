@@ -31,16 +31,16 @@ class TracedCall:
     def __init__(self, span: TakenSpan | None) -> None:
         """None: the parent is not sampled, so nothing of the call is."""
         self.span = span
-        self._room = OPERATIONS_MAX if span is not None else 0
+        self._left = OPERATIONS_MAX if span is not None else 0
 
     def next_among(self, count: int) -> int:
-        return 0 if self._room else count
+        return 0 if self._left else count
 
     def pass_over(self, count: int) -> None:
         """Do nothing, because a call samples no share."""
 
     def begin(self, op: Op) -> TakenSpan | None:
-        self._room -= 1
+        self._left -= 1
         return self.span.child_of_call(op) if self.span is not None else None
 
     def end(self, error: str = "") -> None:

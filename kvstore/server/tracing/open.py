@@ -55,7 +55,7 @@ def _exporter_class() -> Any:
     return OTLPSpanExporter
 
 
-def traced_backend(traces: Traces, backend: Backend, door: str) -> Backend:
+def traced_backend(traces: Traces, backend: Backend, endpoint: str) -> Backend:
     """Return the backend to which an endpoint submits operations: `backend` itself if tracing is off."""
     if not traces.is_on:
         return backend
@@ -63,10 +63,10 @@ def traced_backend(traces: Traces, backend: Backend, door: str) -> Backend:
     from kvstore.server.tracing.spans import NodeTraces
 
     assert isinstance(traces, NodeTraces)
-    return TracedBackend(backend, ByRatio(traces, door))
+    return TracedBackend(backend, ByRatio(traces, endpoint))
 
 
-def backend_of_calls(traces: Traces, backend: Backend, door: str) -> Backend:
+def backend_of_calls(traces: Traces, backend: Backend, endpoint: str) -> Backend:
     """Return the backend for an endpoint that submits operations only in the tasks of its calls, which may have
     parents."""
     if not traces.is_on:
@@ -76,7 +76,7 @@ def backend_of_calls(traces: Traces, backend: Backend, door: str) -> Backend:
     from kvstore.server.tracing.spans import NodeTraces
 
     assert isinstance(traces, NodeTraces)
-    return CallsBackend(backend, ByRatio(traces, door))
+    return CallsBackend(backend, ByRatio(traces, endpoint))
 
 
 def traced_calls(traces: Traces) -> tuple[list[Any], Callable[[Backend], Backend]]:

@@ -79,10 +79,10 @@ class NodeTraces(Traces):
         """Note that `count` operations were not sampled."""
         self._until_next -= count
 
-    def sample(self, door: str, op: Op) -> TakenSpan | None:
+    def sample(self, endpoint: str, op: Op) -> TakenSpan | None:
         """Begin a trace with this operation, the next one to sample. None if this second already has too many."""
         self._until_next = self._gap()
-        return self.begin(f"{door} {name_of(op)}", None, SpanKind.SERVER, **_about(op))
+        return self.begin(f"{endpoint} {name_of(op)}", None, SpanKind.SERVER, **_about(op))
 
     def serve(self, name: str, traceparent: str, **attributes: str | int) -> TakenSpan | None:
         parent = parse(traceparent)

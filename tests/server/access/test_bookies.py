@@ -123,9 +123,7 @@ def test_bookie_treats_listed_user_certificate_as_a_user() -> None:
     assert not _is_no_client_of_bookies(node, nothing), "where TLS is only preferred what comes plain has none"
 
 
-def test_bookie_client_reports_a_refusal_until_it_is_accepted(
-    tmp_path: Path, issue: Callable[[str], Tls]
-) -> None:
+def test_bookie_client_reports_a_refusal_until_it_is_accepted(tmp_path: Path, issue: Callable[[str], Tls]) -> None:
     access, b1 = Access(table()), BookieId("b1-aaaa")
 
     async def go() -> None:

@@ -46,7 +46,7 @@ from tests.client.serving import env_of
 from tests.server.access.tables import CHANGES, OTHER_HASH, PASSWORD, table
 from tests.server.access.test_call_gate import World, world
 from tests.server.access.test_mutants import Backend
-from tests.server.redis.door import redis_door
+from tests.server.redis.resp_port import redis_port
 from tests.server.redis.test_access import line_of
 from tests.waiting import wait_until
 
@@ -221,9 +221,9 @@ async def test_call_accepts_bearer_token_and_ends_when_it_expires(world: World) 
 @pytest.mark.parametrize("words", [(b"tenant", WORD), (b"default", WORD), (WORD,)])
 async def test_redis_login_accepts_token_as_password(tmp_path: Path, words: tuple[bytes, ...]) -> None:
     access = Access()
-    async with redis_door(tmp_path, access=access) as door:
-        access.take(table(add(now_ms=door.server.now_ms())))
-        async with door.raw() as raw:
+    async with redis_port(tmp_path, access=access) as resp:
+        access.take(table(add(now_ms=resp.server.now_ms())))
+        async with resp.raw() as raw:
             assert await line_of(raw, b"AUTH", *words) == b"+OK\r\n"
             assert await raw.ask(b"ACL WHOAMI\r\n", b"$6\r\ntenant\r\n") == b"$6\r\ntenant\r\n"
             assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"

@@ -32,7 +32,7 @@ from kvstore.server.grpc.access_admin import AccessAdmin
 from tests.client.serving import env_of
 from tests.server.access.tables import HASH, table
 from tests.server.access.test_mutants import WITHIN, let_through
-from tests.server.redis.door import redis_door
+from tests.server.redis.resp_port import redis_port
 from tests.server.redis.test_parser import packed
 from tests.waiting import PATIENCE_S
 
@@ -100,7 +100,7 @@ async def test_broken_unfounded_check_is_noticed(name: str, monkeypatch: pytest.
 
 
 async def test_unfounded_redis_port_names_the_command_to_run(tmp_path: Path, access: Access) -> None:
-    async with redis_door(tmp_path, access=access) as door, door.raw() as raw:
+    async with redis_port(tmp_path, access=access) as resp, resp.raw() as raw:
         for words in (
             [b"GET", b"a"],
             [b"SET", b"a", b"1"],

@@ -92,18 +92,18 @@ async def gateway_world(
         audit = AuditLog(env.clock.now, env.clock.date_ms, lines)
         access = Access(table, audit)
         logins = Logins(env, access, audit)
-        door = HttpListener(Shown(), env.transport, Beat(), connections_max=connections_max)
-        door.authenticator = authenticator = HttpAuthenticator(access, logins)
+        listener = HttpListener(Shown(), env.transport, Beat(), connections_max=connections_max)
+        listener.authenticator = authenticator = HttpAuthenticator(access, logins)
         batches = Sessions(backend, env.clock).batches
         gateway = Gateway(env, backend, "n1", feeds.feeds, batches, authenticator, connections_max)
-        door.gateway = gateway
+        listener.gateway = gateway
         address = f"127.0.0.1:{free_port()}"
-        await door.open(address)
+        await listener.open(address)
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         try:
             yield World(f"http://{address}", backend, feeds, gateway, access, session, lines)
         finally:
             await session.close()
             gateway.close()
-            await door.close()
+            await listener.close()
             logins.close()

@@ -24,7 +24,7 @@ from kvstore.server.redis import listener as resp_listener
 from kvstore.server.redis.listener import RespServer
 from tests.client.serving import refuse_peers
 from tests.server.backends import OneServer, one_server
-from tests.server.redis.door import Raw
+from tests.server.redis.resp_port import Raw
 from tests.waiting import PATIENCE_S, wait_until
 
 GET, PUT, META = kv_pb2.GET, kv_pb2.PUT, kv_pb2.META
@@ -349,8 +349,8 @@ async def test_each_message_carries_the_progress(subject: Subject) -> None:
 async def test_stream_on_the_redis_port_counts_as_a_client(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         owner = SessionStreams(Sessions(backend, env.clock), "n1")
-        door = RespServer(env, backend, Limits(), owner.beside(refuse_peers), dict)
-        host, _, port = (await door.open("127.0.0.1:0")).rpartition(":")
+        resp = RespServer(env, backend, Limits(), owner.beside(refuse_peers), dict)
+        host, _, port = (await resp.open("127.0.0.1:0")).rpartition(":")
         client = Raw(*await asyncio.open_connection(host, int(port)))
         wrong = Raw(*await asyncio.open_connection(host, int(port)))
         try:
@@ -360,16 +360,16 @@ async def test_stream_on_the_redis_port_counts_as_a_client(tmp_path: Path) -> No
             client.writer.write(message_of(brief.Frame(0, 0, [brief.Lane("", 1, [GET], [b"k"])])))
             size = int.from_bytes(await client.read(4), "big")
             assert _answers_of((await client.read(size))[1:]).absent == [1]
-            assert door.statistics()["resp_connections"] == 2
+            assert resp.statistics()["resp_connections"] == 2
             client.close()
 
             async def is_forgotten() -> bool:
-                return door.statistics()["resp_connections"] == 1 and not owner.statistics()["session_streams"]
+                return resp.statistics()["resp_connections"] == 1 and not owner.statistics()["session_streams"]
 
             await wait_until(is_forgotten, what="the client has left")
         finally:
             wrong.close()
-            await door.close()
+            await resp.close()
 
 
 async def test_stopping_server_answers_operations_in_flight_on_a_stream(
@@ -380,8 +380,8 @@ async def test_stopping_server_answers_operations_in_flight_on_a_stream(
     monkeypatch.setattr(resp_listener, "CLOSE_CHECKS", int(100 * PATIENCE_S))
     async with one_server(tmp_path, 1) as (env, backend):
         owner = SessionStreams(Sessions(backend, env.clock), "n1")
-        door = RespServer(env, backend, Limits(), owner.accept, dict)
-        host, _, port = (await door.open("127.0.0.1:0")).rpartition(":")
+        resp = RespServer(env, backend, Limits(), owner.accept, dict)
+        host, _, port = (await resp.open("127.0.0.1:0")).rpartition(":")
         client, idle = [Raw(*await asyncio.open_connection(host, int(port))) for _ in range(2)]
         for each in (client, idle):
             assert await each.ask(hello("n1"), WELCOME) == WELCOME
@@ -393,7 +393,7 @@ async def test_stopping_server_answers_operations_in_flight_on_a_stream(
             return not all(each._session._open == 0 for each in owner._open)
 
         await wait_until(has_come, what="the write is under way")
-        closing = asyncio.create_task(door.close())
+        closing = asyncio.create_task(resp.close())
         assert await idle.reader.read() == b""
         backend.let_go()
         size = int.from_bytes(await client.read(4), "big")

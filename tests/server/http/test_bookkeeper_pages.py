@@ -82,10 +82,10 @@ def node() -> Node:
 @pytest.fixture
 async def url(node: Node) -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpListener(node, TcpTransport(), Beat())
-    await door.open(address)
+    listener = HttpListener(node, TcpTransport(), Beat())
+    await listener.open(address)
     yield f"http://{address}"
-    await door.close()
+    await listener.close()
 
 
 async def test_every_page_prints_what_apaches_bookie_prints(url: str) -> None:

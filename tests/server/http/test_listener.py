@@ -83,10 +83,10 @@ class Shown:
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpListener(Shown(), TcpTransport(), Beat())
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    await listener.open(address)
     yield f"http://{address}"
-    await door.close()
+    await listener.close()
 
 
 async def fetch(url: str, **options: Any) -> tuple[int, bytes]:
@@ -154,12 +154,12 @@ async def test_rebound_host_name_gets_only_health(doorman: AsksNobody | None) ->
     """A page of that name could make its reader's browser read the responses (DNS rebinding), and access control is
     off."""
     address = f"127.0.0.1:{free_port()}"
-    door = HttpListener(Shown(), TcpTransport(), Beat())
-    door.authenticator = doorman
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    listener.authenticator = doorman
+    await listener.open(address)
     try:
         assert {*EVERY_PAGE} >= {
-            each for each in door.paths() if each not in http_listener.HEALTH and not each.startswith("/v1")
+            each for each in listener.paths() if each not in http_listener.HEALTH and not each.startswith("/v1")
         }
         for path in EVERY_PAGE:
             for host in ("evil.example", f"evil.example:{address.rpartition(':')[2]}", "localhost.evil.example", "["):
@@ -169,7 +169,7 @@ async def test_rebound_host_name_gets_only_health(doorman: AsksNobody | None) ->
         for path in http_listener.HEALTH:
             assert (await fetch(f"http://{address}{path}", headers={"Host": "evil.example"}))[0] == 200
     finally:
-        await door.close()
+        await listener.close()
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_node_is_known_by_its_advertised_names_while_it_starts(tmp_path: Path) -
 
 async def test_host_name_is_not_checked_when_access_control_is_on() -> None:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpListener(Shown(), TcpTransport(), Beat())
-    door.authenticator = AsksNobody(is_on=True)
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    listener.authenticator = AsksNobody(is_on=True)
+    await listener.open(address)
     try:
         assert (await fetch(f"http://{address}/metrics", headers={"Host": "behind.a.proxy"}))[0] == 200
     finally:
-        await door.close()
+        await listener.close()
 
 
 async def test_oversized_request_is_refused_and_the_port_stays_open(url: str) -> None:
@@ -230,20 +230,20 @@ async def connected(address: str, data: bytes) -> tuple[asyncio.StreamReader, as
 @pytest.mark.parametrize("asked", [REQUEST, b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n", b"no HTTP\r\n\r\n"])
 async def test_responses_name_no_versions_of_libraries(asked: bytes) -> None:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpListener(Shown(), TcpTransport(), Beat())
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    await listener.open(address)
     async with asyncio.timeout(PATIENCE_S):
         reader, writer = await connected(address, asked)
         head = await reader.readuntil(b"\r\n\r\n")
     writer.close()
-    await door.close()
+    await listener.close()
     assert [line for line in head.split(b"\r\n") if line.startswith(b"Server:")] == [b"Server: kvstore"]
 
 
 async def test_idle_connections_give_way() -> None:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=2)
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=2)
+    await listener.open(address)
     async with asyncio.timeout(PATIENCE_S):
         asks, asking = await connected(address, REQUEST)
         assert (await asks.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
@@ -258,14 +258,14 @@ async def test_idle_connections_give_way() -> None:
         await asks.readuntil(b"ok\n")
     for writer in (asking, idle, later):
         writer.close()
-    await door.close()
+    await listener.close()
 
 
 async def test_idle_connections_of_the_fullest_network_give_way() -> None:
     """A probe keeps its connection, however many an unauthenticated peer elsewhere opens."""
     port = free_port()
-    door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=3)
-    await door.open(f"127.0.0.1:{port}")
+    listener = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=3)
+    await listener.open(f"127.0.0.1:{port}")
     async with asyncio.timeout(PATIENCE_S):
         probe, probing = await connected(f"127.0.0.1:{port}", REQUEST)
         await probe.readuntil(b"ok\n")
@@ -279,15 +279,15 @@ async def test_idle_connections_of_the_fullest_network_give_way() -> None:
         await probe.readuntil(b"ok\n")
     for writer in (probing, *(each for _, each in others)):
         writer.close()
-    await door.close()
+    await listener.close()
 
 
 async def test_probe_of_an_unknown_network_is_answered_when_known_ones_fill_it() -> None:
     """A kubelet never logs in. It was refused once clients that had logged in kept every connection open."""
     port, known = free_port(), KnownNetworks()
     known.note("ipv4:127.0.1.1")
-    door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=3, known=known)
-    await door.open(f"127.0.0.1:{port}")
+    listener = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=3, known=known)
+    await listener.open(f"127.0.0.1:{port}")
     async with asyncio.timeout(PATIENCE_S):
         clients = []
         for _ in range(3):
@@ -298,7 +298,7 @@ async def test_probe_of_an_unknown_network_is_answered_when_known_ones_fill_it()
         await probe.readuntil(b"ok\n")
     for writer in (probing, *(each for _, each in clients)):
         writer.close()
-    await door.close()
+    await listener.close()
 
 
 async def test_busy_connections_give_way_last() -> None:
@@ -314,9 +314,9 @@ async def test_busy_connections_give_way_last() -> None:
             return web.Response(text="done\n")
 
     address = f"127.0.0.1:{free_port()}"
-    door = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=2)
-    door.gateway = slow = Slow()
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=2)
+    listener.gateway = slow = Slow()
+    await listener.open(address)
     async with asyncio.timeout(PATIENCE_S):
         first, held = await connected(address, REQUEST.replace(b"/healthz", b"/v1/keys/k"))
         await slow.begun.wait()
@@ -327,20 +327,20 @@ async def test_busy_connections_give_way_last() -> None:
         assert await first.readuntil(b"done\n")
     for writer in (held, asking):
         writer.close()
-    await door.close()
+    await listener.close()
 
 
 async def test_connection_without_a_complete_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_listener, "SILENT_S", 0.1)
     port = free_port()
-    door = HttpListener(Shown(), TcpTransport(), Beat())
-    await door.open(f"127.0.0.1:{port}")
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    await listener.open(f"127.0.0.1:{port}")
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
     async with asyncio.timeout(PATIENCE_S):
         assert await reader.read() == b""
     writer.close()
-    await door.close()
+    await listener.close()
 
 
 @pytest.mark.parametrize(
@@ -517,12 +517,12 @@ async def test_only_probes_need_no_certificate(tmp_path: Path) -> None:
     trustme.CA().issue_cert("a.example").private_key_and_cert_chain_pem.write_to_path(str(other))
     certificates = Certificates(Tls(ca=ca, cert=cert, key=key, verify_clients=True))
     refused: list[str] = []
-    door = HttpListener(
+    listener = HttpListener(
         *(Shown(), transport_of(certificates), Beat()),
         wants_certificate=True,
         note_refused=lambda request, error: refused.append(f"{request.path} {error}"),
     )
-    await door.open(address)
+    await listener.open(address)
     stranger, known, another = (ssl.create_default_context(cafile=str(ca)) for _ in range(3))
     known.load_cert_chain(cert, key)
     another.load_cert_chain(other)
@@ -546,4 +546,4 @@ async def test_only_probes_need_no_certificate(tmp_path: Path) -> None:
         await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
     writer.transport.abort()
     listener.close()
-    await door.close()
+    await listener.close()

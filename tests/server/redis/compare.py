@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from kvstore.devcluster.zookeeper import free_port
-from tests.server.redis.door import redis_door
+from tests.server.redis.resp_port import redis_port
 from tests.waiting import PATIENCE_S, wait_until
 
 COMMANDS = 20_000
@@ -200,8 +200,8 @@ async def compare(seed: int, count: int, port: int, protocol: int) -> Counter[st
     commands = Commands(Random(seed))
     differences: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as root:
-        async with redis_door(Path(root), partitions=1) as door:
-            ours = Side(*await asyncio.open_connection(door.host, door.port))
+        async with redis_port(Path(root), partitions=1) as resp:
+            ours = Side(*await asyncio.open_connection(resp.host, resp.port))
             theirs = Side(*await asyncio.open_connection("127.0.0.1", port))
             await theirs.ask([b"FLUSHALL"])
             for side in (ours, theirs):

@@ -16,7 +16,7 @@ from kvstore.server.peer.proof import Caller
 from kvstore.server.redis import listener as resp_listener
 from kvstore.types import PartitionId, ServerId
 from tests.server.peer.test_peer import connect, echo, hello
-from tests.server.redis.door import Raw, redis_door
+from tests.server.redis.resp_port import Raw, redis_port
 from tests.server.redis.test_parser import packed
 from tests.server.servers import servers
 from tests.waiting import PATIENCE_S
@@ -24,31 +24,31 @@ from tests.waiting import PATIENCE_S
 
 @pytest.mark.parametrize("words", [b"", packed(b"PING"), packed(b"KVSTORE.PEER"), b"*6\r\n$12\r\nKVSTORE.PEER"])
 async def test_client_above_the_limit_gets_the_error_whatever_it_sends(tmp_path: Path, words: bytes) -> None:
-    async with redis_door(tmp_path, limits=Limits(connections_max=1)) as door, door.raw() as first:
+    async with redis_port(tmp_path, limits=Limits(connections_max=1)) as resp, resp.raw() as first:
         await first.ask(packed(b"PING"), b"+PONG\r\n")
-        async with door.raw() as second:
+        async with resp.raw() as second:
             second.writer.write(words)
             # Not to the end: later input of the client was not read, so the end may be a reset.
             assert await second.read_line() == b"-ERR max number of clients reached\r\n"
-        found = door.server.statistics()
+        found = resp.server.statistics()
         assert (found["resp_connections"], found["resp_connections_refused_total"]) == (1, 1)
         assert await first.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
 
 
 async def test_silent_connection_gives_way_to_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resp_listener, "SILENT_S", 0.0)
-    async with redis_door(tmp_path, limits=Limits(connections_max=3)) as door, AsyncExitStack() as stack:
-        first, idle, _ = [await stack.enter_async_context(door.raw()) for _ in range(3)]
+    async with redis_port(tmp_path, limits=Limits(connections_max=3)) as resp, AsyncExitStack() as stack:
+        first, idle, _ = [await stack.enter_async_context(resp.raw()) for _ in range(3)]
         await first.ask(packed(b"PING"), b"+PONG\r\n")
         idle.writer.write(b"*2\r\n$3\r\nGE")
         for _ in range(2):
-            late = await stack.enter_async_context(door.raw())
+            late = await stack.enter_async_context(resp.raw())
             assert await late.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
         assert await idle.read_to_end() == b""
         assert await first.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
-        refused = await stack.enter_async_context(door.raw())
+        refused = await stack.enter_async_context(resp.raw())
         assert (await refused.read_to_end()).startswith(b"-ERR max number of clients")
-        found = door.server.statistics()
+        found = resp.server.statistics()
         assert (found["resp_connections"], found["resp_silent_closed_total"]) == (3, 2)
 
 
@@ -56,8 +56,8 @@ async def test_trials_are_bounded_and_others_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resp_listener, "SERVERS_MAX", 2)
-    async with redis_door(tmp_path, limits=Limits(connections_max=1)) as door, AsyncExitStack() as stack:
-        raws = [await stack.enter_async_context(door.raw()) for _ in range(6)]
+    async with redis_port(tmp_path, limits=Limits(connections_max=1)) as resp, AsyncExitStack() as stack:
+        raws = [await stack.enter_async_context(resp.raw()) for _ in range(6)]
         assert await raws[0].ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
         for raw in raws[1:]:
             assert await raw.read_to_end() == b"-ERR max number of clients reached\r\n"

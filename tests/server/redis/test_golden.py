@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.redis.compare import Answer, Side, alike
-from tests.server.redis.door import Door, Raw, redis_door
+from tests.server.redis.resp_port import Raw, RespPort, redis_port
 from tests.server.redis.script import END, GOLDEN, Script, Step, escaped, gist, read, reply
 from tests.waiting import PATIENCE_S
 
@@ -20,15 +20,15 @@ FAR_AWAY = 2_000_000_000
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with redis_door(tmp_path, partitions=1) as opened:
+async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
+    async with redis_port(tmp_path, partitions=1) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.title)
-async def test_replies_equal_those_of_a_redis_server(door: Door, script: Script) -> None:
+async def test_replies_equal_those_of_a_redis_server(resp: RespPort, script: Script) -> None:
     differences: list[str] = []
-    async with door.raw() as client:
+    async with resp.raw() as client:
         for step in script.steps:
             answered = await answers(client, step)
             expected = step.ours or step.theirs

@@ -12,21 +12,21 @@ import redis.asyncio as redis
 from redis.exceptions import ExecAbortError, ResponseError
 
 from kvstore.limits import VALUE_BYTES_MAX
-from tests.server.redis.door import Door, redis_door
+from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.test_parser import packed
 from tests.server.redis.test_reply_memory import go_on_reading, stop_reading
 from tests.waiting import wait_until
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with redis_door(tmp_path) as opened:
+async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
+    async with redis_port(tmp_path) as opened:
         yield opened
 
 
 @pytest.fixture(params=[2, 3], ids=["RESP2", "RESP3"])
-async def client(door: Door, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    async with redis.Redis(host=door.host, port=door.port, protocol=request.param) as connected:
+async def client(resp: RespPort, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    async with redis.Redis(host=resp.host, port=resp.port, protocol=request.param) as connected:
         yield connected
 
 
@@ -151,8 +151,8 @@ async def test_failing_command_of_a_transaction_fails_alone(client: Any) -> None
     assert await client.mget("{t}a", "{t}b") == [b"1", b"2"]
 
 
-async def test_transaction_over_two_partitions_is_refused_whole(client: Any, door: Door) -> None:
-    ring = door.backend.topology.ring
+async def test_transaction_over_two_partitions_is_refused_whole(client: Any, resp: RespPort) -> None:
+    ring = resp.backend.topology.ring
     keys = [f"key-{i}" for i in range(20)]
     assert len({ring.partition_of(key.encode()) for key in keys}) > 1
     async with client.pipeline(transaction=True) as pipe:
@@ -282,36 +282,36 @@ async def test_wrong_commands_get_redis_errors_and_keep_the_connection(
 
 @pytest.mark.parametrize("command", [("MSET", "{key}", "v", "{other}", "v"), ("DEL", "{key}", "{other}")])
 async def test_partly_refused_command_is_not_reported_as_refused(
-    client: Any, door: Door, command: tuple[str, ...]
+    client: Any, resp: RespPort, command: tuple[str, ...]
 ) -> None:
-    ring = door.backend.topology.ring
+    ring = resp.backend.topology.ring
     keys = [f"key-{i}" for i in range(20)]
     there = ring.partition_of(keys[0].encode())
     other = next(key for key in keys if ring.partition_of(key.encode()) != there)
     await client.mset({keys[0]: 1})
     await client.mset({other: 1})
-    door.backend.partitions[ring.partition_of(other.encode())].stop()
+    resp.backend.partitions[ring.partition_of(other.encode())].stop()
     with pytest.raises(ResponseError, match="1 of 2 keys were written"):
         await client.execute_command(*(word.format(key=keys[0], other=other) for word in command))
     with pytest.raises(ResponseError, match="is led by"):
         await client.execute_command("SET", other, "v")
 
 
-async def test_stop_waits_for_a_client_to_read_its_replies(door: Door) -> None:
+async def test_stop_waits_for_a_client_to_read_its_replies(resp: RespPort) -> None:
     """Otherwise writes that were applied, with replies behind a large one, would have an unknown outcome for the
     client."""
     keys = [b"{k}%d" % number for number in range(16)]
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         for key in keys:
             await raw.ask(packed(b"SET", key, b"v" * 1_000_000), b"+OK\r\n")
         stop_reading(raw)
         raw.writer.write(packed(b"MGET", *keys) + packed(b"SET", b"k", b"v"))
 
         async def is_answered() -> bool:
-            return all(each.replies.answered == len(keys) + 2 for each in door.server._connections)
+            return all(each.replies.answered == len(keys) + 2 for each in resp.server._connections)
 
         await wait_until(is_answered, what="all is answered")
-        stop = asyncio.create_task(door.server.close())
+        stop = asyncio.create_task(resp.server.close())
         await asyncio.sleep(0)
         go_on_reading(raw)
         found = await raw.read_to_end()

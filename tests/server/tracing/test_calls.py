@@ -96,8 +96,8 @@ async def test_span_name_has_no_words_of_an_unauthenticated_caller(method: str, 
 
 
 def test_every_page_of_the_http_port_has_a_span_name() -> None:
-    door = HttpListener(Shown(), TcpTransport(), Beat())
-    assert {path.strip("/").split("/")[0] for path in door.paths()} == set(PAGES)
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    assert {path.strip("/").split("/")[0] for path in listener.paths()} == set(PAGES)
 
 
 async def test_backend_of_calls_is_not_wrapped_when_tracing_is_off(tmp_path: Path) -> None:

@@ -60,12 +60,12 @@ def test_span_has_dates_and_the_hash_of_its_key() -> None:
     span.end(error="NotLeader")
     span.end()  # a second time counts for nothing
     found.close()
-    (leader,), (door,) = kept.named("leader"), kept.named("redis PUT")
+    (leader,), (front,) = kept.named("leader"), kept.named("redis PUT")
     base = 1_700_000_000 * 10**9
-    assert (door.start_time, door.end_time) == (base, base + 500_000_000)
+    assert (front.start_time, front.end_time) == (base, base + 500_000_000)
     assert (leader.start_time, leader.end_time) == (base + 250_000_000, base + 500_000_000)
-    assert dict(door.attributes or {}) == {"key": hash_of(b"key")}
-    assert door.status.description == "NotLeader"
+    assert dict(front.attributes or {}) == {"key": hash_of(b"key")}
+    assert front.status.description == "NotLeader"
     assert kept.path(leader) == ["redis PUT", "leader"]
     assert found.live == 0
 

@@ -85,10 +85,10 @@ class Made:
 async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
     """Return lines of figures."""
     address, nursery = f"127.0.0.1:{free_port()}", TaskNursery("measure")
-    door, made = HttpListener(Shown(), TcpTransport(), Beat()), Made(partitions)
-    door.dashboard = Dashboard(nursery, made, made, door.pages)
-    door.dashboard.start()
-    await door.open(address)
+    listener, made = HttpListener(Shown(), TcpTransport(), Beat()), Made(partitions)
+    listener.dashboard = Dashboard(nursery, made, made, listener.pages)
+    listener.dashboard.start()
+    await listener.open(address)
     url = f"http://{address}/ui"
     try:
         return [
@@ -98,8 +98,8 @@ async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
             *await browsed(url, loads),
         ]
     finally:
-        await door.dashboard.close()
-        await door.close()
+        await listener.dashboard.close()
+        await listener.close()
         await nursery.close()
 
 

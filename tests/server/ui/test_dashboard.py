@@ -78,21 +78,21 @@ class Turned:
 
 
 class Opened:
-    def __init__(self, door: HttpListener, made: Made, url: str) -> None:
-        self.door, self.made, self.url = door, made, url
+    def __init__(self, listener: HttpListener, made: Made, url: str) -> None:
+        self.listener, self.made, self.url = listener, made, url
 
 
 @pytest.fixture
 async def opened() -> AsyncIterator[Opened]:
     address = f"127.0.0.1:{free_port()}"
     nursery = TaskNursery("test")
-    door, made = HttpListener(Shown(), TcpTransport(), Beat()), Made()
-    door.dashboard = Dashboard(nursery, made, made, door.pages)
-    door.dashboard.start()
-    await door.open(address)
-    yield Opened(door, made, f"http://{address}")
-    await door.dashboard.close()
-    await door.close()
+    listener, made = HttpListener(Shown(), TcpTransport(), Beat()), Made()
+    listener.dashboard = Dashboard(nursery, made, made, listener.pages)
+    listener.dashboard.start()
+    await listener.open(address)
+    yield Opened(listener, made, f"http://{address}")
+    await listener.dashboard.close()
+    await listener.close()
     await nursery.close()
 
 
@@ -184,7 +184,7 @@ async def event_of(stream: aiohttp.ClientResponse) -> dict[str, dict[str, str]]:
 
 async def test_stream_ends_when_its_user_loses_the_permission(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIVE_S", 0.01)
-    opened.door.authenticator = Turned(3)
+    opened.listener.authenticator = Turned(3)
     async with asyncio.timeout(PATIENCE_S):
         answer, text = await fetch(f"{opened.url}/ui/live")
         assert (answer.status, text.count("event: live")) == (200, 2)
@@ -236,7 +236,7 @@ async def test_head_request_gets_no_stream(opened: Opened, monkeypatch: pytest.M
 
 
 async def test_dashboard_address_shows_the_node_when_there_is_no_dashboard(opened: Opened) -> None:
-    held, opened.door.dashboard = opened.door.dashboard, None
+    held, opened.listener.dashboard = opened.listener.dashboard, None
     try:
         answer, text = await fetch(f"{opened.url}/ui")
         assert (answer.status, answer.content_type) == (503, "text/html")
@@ -245,7 +245,7 @@ async def test_dashboard_address_shows_the_node_when_there_is_no_dashboard(opene
         assert (await fetch(f"{opened.url}/ui/ui.css"))[0].status == 200
         assert [(await fetch(f"{opened.url}/ui/{page}"))[0].status for page in ("live", "ledgers")] == [503, 503]
     finally:
-        opened.door.dashboard = held
+        opened.listener.dashboard = held
 
 
 async def test_node_page_is_linked_and_has_what_a_screen_reader_needs(

@@ -44,9 +44,9 @@ async def rewrite(ask: Ask, key: bytes, decide: Callable[[KeyState], Rewrite | b
 
     Raises CommandError, StoreError, and Overloaded if other clients change the key in every attempt.
     """
-    look = commands.batch(key, (commands.get(key), commands.meta(other or key)))
+    read = commands.batch(key, (commands.get(key), commands.meta(other or key)))
     for _ in range(ATTEMPTS_MAX):
-        record, about_other = await ask(look)
+        record, about_other = await ask(read)
         value, version, _, _, expires_ms = record or ABSENT
         decided = decide(KeyState(value, version, expires_ms, about_other is not None))
         if isinstance(decided, bytes):

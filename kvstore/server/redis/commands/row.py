@@ -155,14 +155,14 @@ def subcommands(name: str, known: dict[str, tuple[int, int, Build]], hint: str =
     `known`: the minimum and maximum number of words of each subcommand, both names included, and its handler. Every
     such command also has HELP. `hint`: where to find what other subcommands of Redis offer.
     """
-    told = f"{name} supports {', '.join(sorted(known))} here{hint}"
+    supported = f"{name} supports {', '.join(sorted(known))} here{hint}"
 
     def build(words: Words, context: Context) -> Plan:
         second = words[1].upper().decode("utf-8", "replace")
         if second == "HELP" and len(words) == 2:
-            return Reply(replies.array([replies.status(told)]))
+            return Reply(replies.array([replies.status(supported)]))
         if second not in known:
-            raise CommandError(f"ERR unknown subcommand. {told}")
+            raise CommandError(f"ERR unknown subcommand. {supported}")
         least, most, plan = known[second]
         if not least <= len(words) <= most:
             raise CommandError(f"ERR wrong number of arguments for '{name.lower()}|{second.lower()}' command")

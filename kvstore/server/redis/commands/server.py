@@ -139,15 +139,15 @@ def slow_count(words: Words) -> int:
 def slow_entry(number: int, slow: Slow) -> bytes:
     """Return an entry in the form of Redis: number, date, microseconds, words, and the client, which is unknown here. A
     key is shown by its hash, as in `kvstore node slow-log`."""
-    said = [slow.operation, f"at={slow.at}"]
-    said += [f"{name}={value}" for name, value in (("key", slow.key), ("partition", slow.partition)) if value]
-    said += [f"operations={slow.operations}"] if slow.operations > 1 else []
-    words = replies.bulks(word.encode() for word in said)
+    fields = [slow.operation, f"at={slow.at}"]
+    fields += [f"{name}={value}" for name, value in (("key", slow.key), ("partition", slow.partition)) if value]
+    fields += [f"operations={slow.operations}"] if slow.operations > 1 else []
+    words = replies.bulks(word.encode() for word in fields)
     times = [replies.number(slow.date_ms // 1000), replies.number(round(slow.took_s * 1e6))]
     return replies.array([replies.number(number), *times, words, replies.bulk(b""), replies.bulk(b"")])
 
 
-def _says(reply: Callable[[Context], bytes]) -> Build:
+def _replying(reply: Callable[[Context], bytes]) -> Build:
     return lambda words, context: Reply(reply(context))
 
 
@@ -155,14 +155,14 @@ _latency = subcommands(
     "LATENCY",
     {
         # As in a Redis whose latency-monitor-threshold is 0 and which does not track latencies.
-        "LATEST": (2, 2, _says(lambda context: _EMPTY)),
-        "HISTORY": (3, 3, _says(lambda context: _EMPTY)),
-        "RESET": (2, 32, _says(lambda context: replies.ZERO)),
-        "HISTOGRAM": (2, 32, _says(lambda context: replies.mapping({}, context.protocol))),
+        "LATEST": (2, 2, _replying(lambda context: _EMPTY)),
+        "HISTORY": (3, 3, _replying(lambda context: _EMPTY)),
+        "RESET": (2, 32, _replying(lambda context: replies.ZERO)),
+        "HISTOGRAM": (2, 32, _replying(lambda context: replies.mapping({}, context.protocol))),
     },
     ", which are empty; see SLOWLOG and the metrics of the HTTP port for latencies",
 )
-_module = subcommands("MODULE", {"LIST": (2, 2, _says(lambda context: _EMPTY))})
+_module = subcommands("MODULE", {"LIST": (2, 2, _replying(lambda context: _EMPTY))})
 
 
 FAMILY = Family(

@@ -128,9 +128,9 @@ class FastPath:
         """Begin the first commands in one call, up to the limit of commands in flight, if all of them are plain SETs
         and may begin. Return the number of begun commands: all of these, or 0."""
         sink, hazards = self._sink, self._in_flight.hazards
-        room = sink.in_flight_max - (sink.issued - sink.answered)
+        free = sink.in_flight_max - (sink.issued - sink.answered)
         try:
-            names, keys, values = zip(*islice(commands, room), strict=True)
+            names, keys, values = zip(*islice(commands, free), strict=True)
         except ValueError:  # commands of different lengths, or none with three words
             return 0
         count = len(names)

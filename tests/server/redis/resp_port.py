@@ -52,7 +52,7 @@ class Raw:
         self.writer.close()
 
 
-class Door:
+class RespPort:
     """The Redis port, its backend and its address."""
 
     def __init__(self, server: RespServer, backend: OneServer, address: str) -> None:
@@ -77,7 +77,7 @@ def refuse_peers(words: list[bytes], stream: Stream, leave: Leave) -> StreamHand
 
 
 @asynccontextmanager
-async def redis_door(
+async def redis_port(
     root: Path,
     *,
     partitions: int = 3,
@@ -86,7 +86,7 @@ async def redis_door(
     access: Access | None = None,
     allows_flush: bool = False,
     audit: AuditLines | None = None,
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[RespPort]:
     async with one_server(root, partitions) as (env, backend):
         env = replace(env, report_syncs=report_syncs, audit=audit or AuditLines())
         facts = {"Kvstore": {"node_id": "n1"}}
@@ -95,7 +95,7 @@ async def redis_door(
         )
         address = await server.open("127.0.0.1:0")
         try:
-            yield Door(server, backend, address)
+            yield RespPort(server, backend, address)
         finally:
             backend.let_go()
             await server.close()
