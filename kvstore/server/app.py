@@ -22,7 +22,7 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import PartitionState
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.changes import Changes
+from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.clock.dating import Dating
@@ -42,7 +42,7 @@ from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.placement.assign import replicas_held
 from kvstore.server.placement.steward import Steward
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.listener import RespServer
 from kvstore.server.redis.session import Facts
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.dispatch import Dispatcher
@@ -89,7 +89,7 @@ class Node:
         self.namespaces: Keeper
         self.resp: RespServer
         self.audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
-        self.changes = Changes(env, self.audit)
+        self.changes = AdminChanges(env, self.audit)
         self.scans = ScanSlots(env.clock.now)
         self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
         self.logins = Logins(env, self.access, self.audit)

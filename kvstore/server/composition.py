@@ -32,8 +32,8 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.entry import is_release
 from kvstore.server.access.certificates import common_names
-from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.follow import AccessFollower
+from kvstore.server.access.stream_authenticator import StreamAuthenticator
 from kvstore.server.app import VERSION, Node
 from kvstore.server.clock.dating import DATES, Dating, JudgedClock
 from kvstore.server.clock.kept_date import kept_offset
@@ -56,7 +56,7 @@ from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.placement.steward import Steward
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.listener import RespServer
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.status.copy_count import CopyCount
@@ -314,9 +314,9 @@ async def _open_server(
     stack.callback(membership.on_topology(node.feeds.look_at_ring))
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
-    doorman = StreamDoorman(node.access, node.logins, env.nursery)
+    authenticator = StreamAuthenticator(node.access, node.logins, env.nursery)
     sessions = Sessions(node.backend_of("session"), env.clock, env.slow)
-    node.streams = SessionStreams(sessions, config.id, doorman, node.cluster)
+    node.streams = SessionStreams(sessions, config.id, authenticator, node.cluster)
     node.resp = RespServer(
         *(env, node.backend_of("redis"), config.limits, node.streams.beside(node.peers.accept), node.facts),
         access=node.access,

@@ -37,15 +37,15 @@ from kvstore.meta.bookie_summary import BookieSummary, read_summary
 from kvstore.meta.connect import Store, connect
 from kvstore.os_errors import is_passing, reason_of
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.http_doorman import HttpDoorman
+from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.app import Node
 from kvstore.server.composition import serve
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.engines import Engines
 from kvstore.server.gateway.gateway import Gateway
-from kvstore.server.grpc.door import GrpcDoor
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.grpc.listener import GrpcListener
 from kvstore.server.http.last_snapshot import LastSnapshot
+from kvstore.server.http.listener import HttpListener
 from kvstore.server.supervisor import supervisor_of
 from kvstore.server.tracing.open import backend_of_calls, traced_pages
 from kvstore.server.ui.dashboard import Dashboard
@@ -133,7 +133,7 @@ class Process:
         self.tls = None if certificates is None else ProcessTls(certificates, env)
         self.node: Node | None = None
         self.watchdog: Watchdog
-        self.http: HttpDoor
+        self.http: HttpListener
         self.waits_for = ""
         """What keeps the node from starting."""
         self.snapshots: LastSnapshot | None = None
@@ -231,7 +231,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     if (supervisor := supervisor_of(os.environ)) is not None:
         env.nursery.spawn(supervisor.follow(process.not_ready, stop, lambda: not watchdog.failure), name="supervisor")
     wants_certificate = config.tls.verify_clients and not config.tls.admits_plain  # what comes plain has none to show
-    http = process.http = HttpDoor(
+    http = process.http = HttpListener(
         process,
         env.transport,
         env.beat,
@@ -315,7 +315,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         node.resident_bytes, node.cpu_s = _resident_bytes, _cpu_s
         node.engine_statistics = engines.statistics
         node.log_output, node.tls = process.output, process.tls
-        doorman = process.http.doorman = HttpDoorman(node.access, node.logins)
+        authenticator = process.http.authenticator = HttpAuthenticator(node.access, node.logins)
         process.http.traced = traced_pages(node.env.traces)
         process.node = node
         process.watchdog.start()
@@ -324,7 +324,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         snapshots.start()
         gateway = None
         if Role.SERVER in config.plays:
-            gateway = process.http.gateway = _gateway(node, doorman)
+            gateway = process.http.gateway = _gateway(node, authenticator)
             node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
             process.http.dashboard = dashboard = Dashboard(
                 node.env.nursery, node.surveyor, node.ledger_survey, process.http.pages
@@ -375,12 +375,12 @@ async def started_or_none(
     return started[0] if started else None
 
 
-def _gateway(node: Node, doorman: HttpDoorman) -> Gateway:
+def _gateway(node: Node, authenticator: HttpAuthenticator) -> Gateway:
     """Make the gateway for HTTP clients, on the same operations, feeds and bounds as the other doors."""
     batches = node.streams.sessions.batches
     connections_max = node.config.limits.http_connections_max
     backend = backend_of_calls(node.env.traces, node.dispatcher, "http")
-    gateway = Gateway(node.env, backend, node.id, node.feeds, batches, doorman, connections_max, node.scans)
+    gateway = Gateway(node.env, backend, node.id, node.feeds, batches, authenticator, connections_max, node.scans)
     others = node.door_histograms
     node.door_histograms = lambda: {**others(), **gateway.statistics()}
     return gateway
@@ -417,7 +417,7 @@ async def _doors(certificates: Certificates | None, node: Node, stack: AsyncExit
     """Open the doors that take operations beside the Redis door."""
     if Role.SERVER not in node.config.plays:
         return
-    door = GrpcDoor(node.env, node.backend_of("grpc"), node.id, node, node.config.limits.grpc_connections_max)
+    door = GrpcListener(node.env, node.backend_of("grpc"), node.id, node, node.config.limits.grpc_connections_max)
     await door.open(node.config.grpc, certificates)
     stack.push_async_callback(door.close)
     node.door_histograms = door.histograms

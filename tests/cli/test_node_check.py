@@ -238,7 +238,7 @@ def test_what_traces_need_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made = Files.issue(tmp_path / "made").bookie
     assert made.ca is not None
     (tmp_path / "ca.pem").write_text("no certificate")
-    assert ":7: fault: tracing.ca: want a certificate in PEM" in checked(file).stdout
+    assert ":7: fault: tracing.ca: expected a PEM certificate" in checked(file).stdout
     (tmp_path / "ca.pem").write_bytes(Path(made.ca).read_bytes())
     assert checked(file).exit_code == 0
     for name in ("opentelemetry.exporter.otlp.proto.grpc.trace_exporter",):

@@ -18,14 +18,14 @@ from kvstore.proto import kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.call_gate import CallGate
-from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
+from kvstore.server.access.stream_authenticator import StreamAuthenticator
 from kvstore.server.config import Limits
 from kvstore.server.grpc.kv import KV
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.listener import RespServer
 from kvstore.server.redis.plans import CommandError
 from kvstore.types import ServerId
 from tests.client.model import Endpoint, ModelCluster
@@ -86,7 +86,7 @@ class Servers:
         server = GrpcServer([SERVICE], [lambda grpc: kv_pb2_grpc.add_KVServicer_to_server(service, grpc)], gate=gate)
         known = self.cluster.endpoints.get(id) or Endpoint(*(f"127.0.0.1:{port}" for port in free_ports(2)))
         streams = self.streams[id] = SessionStreams(
-            sessions, id, StreamDoorman(access, logins, self._nursery), self.cluster.id
+            sessions, id, StreamAuthenticator(access, logins, self._nursery), self.cluster.id
         )
         redis = RespServer(env, backend, Limits(), streams.beside(refuse_peers), dict, access, logins)
         resp = await redis.open(known.resp) if self._has_streams else ""

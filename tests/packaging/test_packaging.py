@@ -26,7 +26,7 @@ from kvstore.__main__ import plain_node_run
 from kvstore.cli.node.advice import advice, clashes
 from kvstore.env.tls import Tls
 from kvstore.server.config import NodeConfig
-from kvstore.server.http import door
+from kvstore.server.http import listener
 from kvstore.server.node import FILES_MIN, STOP_TIMEOUT_S
 from tests.certificates import Files
 from tests.cli.test_help import TREE
@@ -171,7 +171,7 @@ def test_pods_are_asked_for_pages_that_there_are_and_live_by_their_event_loop_al
         "livenessProbe": "/healthz",
         "readinessProbe": "/readyz",
     }
-    source = Path(door.__file__).read_text()
+    source = Path(listener.__file__).read_text()
     assert all(f'"{each["path"]}"' in source for each in probes.values())
 
 

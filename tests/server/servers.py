@@ -28,12 +28,12 @@ from kvstore.server.config import Limits
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Caller, Credentials
 from kvstore.server.peer.server import PeerServer
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.listener import RespServer
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_FIRST
 from tests.server.backends import Collector, LedPartition
-from tests.server.redis.door import Raw
+from tests.server.redis.resp_port import Raw
 from tests.waiting import wait_until
 
 

@@ -16,7 +16,7 @@ from kvstore.meta.tables.access import AccessStore
 from kvstore.server.cluster.cluster_reader import ClusterReader
 
 _WITH_INCARNATION = re.compile(r"(.+)-[0-9a-f]{12}")
-"""A bookie id that a node made of its own id (kvstore/bookie/identity.py)."""
+"""A bookie id that a node derived from its own id (kvstore/bookie/identity.py)."""
 
 
 class ClusterNamesReader:
@@ -27,8 +27,8 @@ class ClusterNamesReader:
         self._cookies, self._registered = CookieStore(store), RegistrationClient(store)
 
     async def read(self) -> dict[str, Kind]:
-        """Return the ids and hosts of all nodes and bookies: those that are registered, those that the ring names, and
-        those that have a cookie."""
+        """Return the ids and hosts of all nodes and bookies: those that are registered, those that the ring names,
+        and those that have a cookie."""
         addresses: list[str] = []
         nodes: set[str] = set()
         with suppress(NoSuchNode, UndecodableNode):
@@ -47,9 +47,11 @@ class ClusterNamesReader:
 
 
 async def change_access(store: MetadataStore, change: Change, known: ClusterNames | None = None) -> AccessTable:
-    """Change the access table: every change of every process passes here. `known`: names that the caller has learned
-    in other ways. Names are read only for a change that gives a user a name: taking rights away depends on nothing else
-    in the metadata store. Raises InvalidRequest, NotThere, MetadataError."""
+    """Change the access table. Every change of every process passes through this function.
+
+    `known`: names that the caller learned in other ways. Names are read only for a change that gives a user a name, so
+    removing rights depends on nothing else in the metadata store. Raises InvalidRequest, NotThere, MetadataError.
+    """
     if isinstance(change, NAMING):
         names = ClusterNames()
         names.take(await ClusterNamesReader(store).read())
@@ -60,6 +62,6 @@ async def change_access(store: MetadataStore, change: Change, known: ClusterName
 
 
 def _hosts(addresses: Iterable[str]) -> set[str]:
-    """Return the hosts of those that are `host:port`."""
+    """Return the hosts of all addresses of the form `host:port`."""
     found = {host.strip("[]") for host, colon, _ in (each.rpartition(":") for each in addresses) if colon}
     return found - {""}

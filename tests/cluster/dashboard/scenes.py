@@ -58,7 +58,7 @@ def fill(cluster: Cluster) -> None:
 @contextmanager
 def all_well(cluster: Cluster) -> Iterator[Shown]:
     fill(cluster)
-    yield Shown(("healthy: 3 nodes, 3 partitions, all is served", "clients' batches: p50, p99"))
+    yield Shown(("healthy: 3 nodes, 3 partitions, all is served", "client batches: p50, p99"))
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def dead_node(cluster: Cluster) -> Iterator[Shown]:
                 "; it has 3 replicas",
                 "Next: start n3, or look at its log",
                 "no answer: n3 refuses connections",
-                "n3: away",
+                "n3: down",
                 "2 of 3 bookies can be written to, 3 copies are wanted of each entry",
             )
         )
@@ -92,7 +92,7 @@ def metadata_store_away(cluster: Cluster) -> Iterator[Shown]:
                 f"Next: start ZooKeeper at {cluster.file.zookeeper}",
                 "suspended, read ",
             ),
-            ledgers=("The metadata store is away: this is what the leader knows of its log now.", "OPEN", "n1-"),
+            ledgers=("The metadata store is unavailable: this is the leader's present view of its log.", "OPEN", "n1-"),
         )
     finally:
         cluster.resume_zookeeper()

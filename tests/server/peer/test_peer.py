@@ -18,7 +18,7 @@ from kvstore.server.peer.frames import Call, Operations, Ping, Results
 from kvstore.server.peer.proof import Caller
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_FIRST, LINK_LATEST, Fixed
-from tests.server.redis.door import Raw
+from tests.server.redis.resp_port import Raw
 from tests.server.redis.test_parser import packed
 from tests.server.servers import Server, Servers, servers
 from tests.waiting import PATIENCE_S, wait_until

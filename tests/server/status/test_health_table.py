@@ -27,11 +27,11 @@ from kvstore.ring import plan
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.fsck.findings import Report, check_lacking
 from kvstore.server.fsck.presence import runs_lacking, subject_of
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.copy_count import copies_report
 from kvstore.server.status.health_numbers import counts_of, numbers_of, unserved_of
 from kvstore.server.status.overview import STUCK_S, Survey, report_of_cluster
-from kvstore.server.ui.history import History
+from kvstore.server.ui.history import LoadHistory
 from kvstore.server.ui.view import page_of
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, ServerId
 from kvstore.wal.census import Census
@@ -319,7 +319,7 @@ class Shown:
 async def pages_of(report: ClusterReport, server: ServerId) -> dict[str, tuple[int, str]]:
     """Status and text of the node's pages about health."""
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(report, server), TcpTransport(), Beat())
+    door = HttpListener(Shown(report, server), TcpTransport(), Beat())
     await door.open(address)
     found = {}
     try:
@@ -360,7 +360,7 @@ async def test_every_report_of_health_says_the_same_truth(kind: str, monkeypatch
     assert look.document()["health"]["grade"] == ("healthy", "degraded", "down")[row.grade]
 
     # the dashboard
-    page = page_of(report, History())
+    page = page_of(report, LoadHistory())
     assert (page["health"], len(page["findings"])) == (report.health.text, len(report.findings))
     lacking = next(each["text"] for each in page["tiles"] if each["id"] == "lacking")
     assert int(lacking) == look.document()["copies"]["lacking"]

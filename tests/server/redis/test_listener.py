@@ -1,4 +1,4 @@
-"""The Redis door as Redis clients see it: redis-py in both protocol versions, over a real socket."""
+"""The Redis port as clients see it: redis-py in both protocol versions, over a real socket."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import redis.asyncio as redis
 from redis.exceptions import ExecAbortError, ResponseError
 
 from kvstore.limits import VALUE_BYTES_MAX
-from tests.server.redis.door import Door, redis_door
+from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.test_parser import packed
 from tests.server.redis.test_reply_memory import go_on_reading, stop_reading
 from tests.waiting import wait_until
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with redis_door(tmp_path) as opened:
+async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
+    async with redis_port(tmp_path) as opened:
         yield opened
 
 
 @pytest.fixture(params=[2, 3], ids=["RESP2", "RESP3"])
-async def client(door: Door, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    async with redis.Redis(host=door.host, port=door.port, protocol=request.param) as connected:
+async def client(resp: RespPort, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    async with redis.Redis(host=resp.host, port=resp.port, protocol=request.param) as connected:
         yield connected
 
 
-async def test_what_is_set_is_got(client: Any) -> None:
+async def test_set_value_is_returned_by_get(client: Any) -> None:
     assert await client.get("k") is None
     assert await client.set("k", b"\x00\r\n\xff") is True
     assert await client.get("k") == b"\x00\r\n\xff"
 
 
-async def test_set_with_conditions_answers_null_when_they_fail(client: Any) -> None:
+async def test_set_with_unmet_condition_returns_null(client: Any) -> None:
     assert await client.set("k", 1, xx=True) is None
     assert await client.set("k", 1, nx=True) is True
     assert await client.set("k", 2, nx=True) is None
@@ -44,7 +44,7 @@ async def test_set_with_conditions_answers_null_when_they_fail(client: Any) -> N
     assert await client.get("k") == b"2"
 
 
-async def test_set_get_answers_the_old_value(client: Any) -> None:
+async def test_set_get_returns_the_old_value(client: Any) -> None:
     assert await client.set("k", "a", get=True) is None
     assert await client.set("k", "b", get=True) == b"a"
     assert await client.set("k", "c", nx=True, get=True) == b"b"
@@ -54,7 +54,7 @@ async def test_set_get_answers_the_old_value(client: Any) -> None:
     assert await client.getdel("k") is None
 
 
-async def test_what_an_append_would_make_too_large_is_refused_by_its_size(client: Any) -> None:
+async def test_append_beyond_the_limit_is_refused_with_the_size(client: Any) -> None:
     await client.set("k", b"x" * VALUE_BYTES_MAX)
     with pytest.raises(ResponseError, match=f"value of at most {VALUE_BYTES_MAX} bytes, got {VALUE_BYTES_MAX + 1}"):
         await client.append("k", b"y")
@@ -82,7 +82,7 @@ async def test_times_to_live(client: Any) -> None:
     assert await client.expire("nothing", 100) == 0
 
 
-async def test_an_expiry_that_is_past_deletes_the_key(client: Any) -> None:
+async def test_past_expiry_deletes_the_key(client: Any) -> None:
     await client.set("k", "v")
     assert await client.expire("k", -1) == 1
     assert await client.exists("k") == 0
@@ -125,7 +125,7 @@ async def test_many_keys_are_split_over_partitions(client: Any) -> None:
     assert await client.dbsize() == 0
 
 
-async def test_a_scan_visits_every_key(client: Any) -> None:
+async def test_scan_visits_every_key(client: Any) -> None:
     wanted = {b"key-%d" % i for i in range(500)}
     await client.mset(dict.fromkeys(wanted, b"v"))
     assert {key async for key in client.scan_iter(count=7)} == wanted
@@ -134,14 +134,14 @@ async def test_a_scan_visits_every_key(client: Any) -> None:
     assert set(await client.keys("key-4[0-1]")) == {b"key-40", b"key-41"}
 
 
-async def test_a_transaction_is_one_batch_with_one_reply_per_command(client: Any) -> None:
+async def test_transaction_is_one_batch_with_one_reply_per_command(client: Any) -> None:
     async with client.pipeline(transaction=True) as pipe:
         pipe.set("{t}a", 1).incr("{t}a").get("{t}a").delete("{t}b").mset({"{t}c": 1, "{t}d": 2}).exists("{t}c", "{t}x")
         pipe.incr("{t}e").ttl("{t}a").mget("{t}c", "{t}x")
         assert await pipe.execute() == [True, 2, b"2", 0, True, 1, 1, -1, [b"1", None]]
 
 
-async def test_a_command_that_fails_in_a_transaction_fails_alone(client: Any) -> None:
+async def test_failing_command_of_a_transaction_fails_alone(client: Any) -> None:
     await client.set("{t}s", "text")
     async with client.pipeline(transaction=True) as pipe:
         pipe.set("{t}a", 1).incr("{t}s").set("{t}b", 2)
@@ -151,8 +151,8 @@ async def test_a_command_that_fails_in_a_transaction_fails_alone(client: Any) ->
     assert await client.mget("{t}a", "{t}b") == [b"1", b"2"]
 
 
-async def test_a_transaction_over_two_partitions_is_refused_whole(client: Any, door: Door) -> None:
-    ring = door.backend.topology.ring
+async def test_transaction_over_two_partitions_is_refused_whole(client: Any, resp: RespPort) -> None:
+    ring = resp.backend.topology.ring
     keys = [f"key-{i}" for i in range(20)]
     assert len({ring.partition_of(key.encode()) for key in keys}) > 1
     async with client.pipeline(transaction=True) as pipe:
@@ -163,7 +163,7 @@ async def test_a_transaction_over_two_partitions_is_refused_whole(client: Any, d
     assert await client.exists(*keys) == 0
 
 
-async def test_a_wrong_command_spoils_its_transaction(client: Any) -> None:
+async def test_wrong_command_fails_its_transaction(client: Any) -> None:
     async with client.pipeline(transaction=True) as pipe:
         pipe.set("{t}a", 1).execute_command("NONSENSE", 1)
         with pytest.raises((ResponseError, ExecAbortError)):
@@ -171,7 +171,7 @@ async def test_a_wrong_command_spoils_its_transaction(client: Any) -> None:
     assert await client.exists("{t}a") == 0
 
 
-async def test_wrong_arguments_fail_their_own_command_of_a_transaction(client: Any) -> None:
+async def test_wrong_arguments_fail_only_their_own_command_of_a_transaction(client: Any) -> None:
     async with client.pipeline(transaction=True) as pipe:
         pipe.set("{t}a", 1).execute_command("INCRBY", "{t}a", "x").incr("{t}a")
         first, second, third = await pipe.execute(raise_on_error=False)
@@ -184,19 +184,19 @@ async def test_wrong_arguments_fail_their_own_command_of_a_transaction(client: A
     ("first", "last", "found"),
     [(0, -100, "a"), (-1, -3, ""), (-100, -100, "a"), (-2, -100, ""), (-3, 100, "abc"), (2, 1, "")],
 )
-async def test_a_range_is_cut_where_redis_cuts_it(client: Any, first: int, last: int, found: str) -> None:
+async def test_ranges_are_clamped_as_in_redis(client: Any, first: int, last: int, found: str) -> None:
     await client.set("k", "abc")
     assert await client.getrange("k", first, last) in (found, found.encode())
 
 
-async def test_times_may_be_far_away(client: Any) -> None:
+async def test_distant_expiry_times_are_accepted(client: Any) -> None:
     assert await client.set("k", "v", px=1 << 61)
     assert await client.pexpireat("k", 1 << 62)
     assert await client.expire("k", -(1 << 62) // 1000)
     assert await client.exists("k") == 0
 
 
-async def test_a_pipeline_sees_its_own_writes_in_order(client: Any) -> None:
+async def test_pipeline_sees_its_own_writes_in_order(client: Any) -> None:
     async with client.pipeline(transaction=False) as pipe:
         for i in range(50):
             pipe.set(f"k{i % 5}", i).get(f"k{i % 5}").append(f"k{i % 5}", "!").get(f"k{i % 5}").strlen(f"k{i % 5}")
@@ -207,7 +207,7 @@ async def test_a_pipeline_sees_its_own_writes_in_order(client: Any) -> None:
     assert replies == expected
 
 
-async def test_a_long_pipeline_is_answered_in_order(client: Any) -> None:
+async def test_long_pipeline_is_answered_in_order(client: Any) -> None:
     async with client.pipeline(transaction=False) as pipe:
         for i in range(5000):
             pipe.set(f"key-{i}", i)
@@ -217,8 +217,8 @@ async def test_a_long_pipeline_is_answered_in_order(client: Any) -> None:
         assert await pipe.execute() == [b"%d" % i for i in range(5000)]
 
 
-async def test_tools_find_the_figures_that_they_show(client: Any) -> None:
-    """redis-cli --stat prints the smallest integer there is for each that is missing."""
+async def test_info_has_the_figures_that_tools_show(client: Any) -> None:
+    """redis-cli --stat prints the smallest integer for each missing figure."""
     found = await client.info()
     wanted = {"uptime_in_seconds", "connected_clients", "blocked_clients", "total_connections_received"}
     assert wanted | {"total_commands_processed"} <= found.keys()
@@ -227,7 +227,7 @@ async def test_tools_find_the_figures_that_they_show(client: Any) -> None:
     assert (await client.execute_command("COMMAND", "INFO", "get"))["get"]["arity"] == 2
 
 
-async def test_what_clients_ask_about_the_server(client: Any) -> None:
+async def test_server_commands_of_clients_are_answered(client: Any) -> None:
     assert await client.ping() is True
     assert await client.echo("hi") == b"hi"
     assert (await client.info())["redis_mode"] == "standalone"
@@ -262,17 +262,17 @@ async def test_what_clients_ask_about_the_server(client: Any) -> None:
         (("EXPIRE", "k", "9223372036854775807"), "invalid expire time in 'expire' command"),
         (("INCRBY", "k", "-0"), "value is not an integer or out of range"),
         (("SET", "k", "v", "NX", "XX"), "syntax error"),
-        (("SET", "k" * 4097, "v"), "key is too long"),
-        (("GET", ""), "empty keys"),
+        (("SET", "k" * 4097, "v"), "expected a key of at most"),
+        (("GET", ""), "an empty key"),
         (("INCRBY", "k", "9223372036854775808"), "value is not an integer or out of range"),
         (("EXPIRE", "k", "1", "NX", "GT"), "not compatible"),
         (("SCAN", "x"), "invalid cursor"),
-        (("CONFIG", "SET", "a", "b"), "CONFIG can only GET"),
+        (("CONFIG", "SET", "a", "b"), "CONFIG supports only GET"),
         (("EXEC",), "EXEC without MULTI"),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, tuple) else "",
 )
-async def test_wrong_commands_get_redis_words_and_the_connection_lives(
+async def test_wrong_commands_get_redis_errors_and_keep_the_connection(
     client: Any, command: tuple[str, ...], words: str
 ) -> None:
     with pytest.raises(ResponseError, match=words):
@@ -281,36 +281,37 @@ async def test_wrong_commands_get_redis_words_and_the_connection_lives(
 
 
 @pytest.mark.parametrize("command", [("MSET", "{key}", "v", "{other}", "v"), ("DEL", "{key}", "{other}")])
-async def test_a_command_of_which_a_part_was_refused_does_not_say_that_nothing_was_done(
-    client: Any, door: Door, command: tuple[str, ...]
+async def test_partly_refused_command_is_not_reported_as_refused(
+    client: Any, resp: RespPort, command: tuple[str, ...]
 ) -> None:
-    ring = door.backend.topology.ring
+    ring = resp.backend.topology.ring
     keys = [f"key-{i}" for i in range(20)]
     there = ring.partition_of(keys[0].encode())
     other = next(key for key in keys if ring.partition_of(key.encode()) != there)
     await client.mset({keys[0]: 1})
     await client.mset({other: 1})
-    door.backend.partitions[ring.partition_of(other.encode())].stop()
-    with pytest.raises(ResponseError, match="1 of 2 keys are written"):
+    resp.backend.partitions[ring.partition_of(other.encode())].stop()
+    with pytest.raises(ResponseError, match="1 of 2 keys were written"):
         await client.execute_command(*(word.format(key=keys[0], other=other) for word in command))
     with pytest.raises(ResponseError, match="is led by"):
         await client.execute_command("SET", other, "v")
 
 
-async def test_a_stop_waits_a_moment_for_a_client_to_read_what_is_answered(door: Door) -> None:
-    """Else writes that were done, behind one large reply, are of unknown outcome to it."""
+async def test_stop_waits_for_a_client_to_read_its_replies(resp: RespPort) -> None:
+    """Otherwise writes that were applied, with replies behind a large one, would have an unknown outcome for the
+    client."""
     keys = [b"{k}%d" % number for number in range(16)]
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         for key in keys:
             await raw.ask(packed(b"SET", key, b"v" * 1_000_000), b"+OK\r\n")
         stop_reading(raw)
         raw.writer.write(packed(b"MGET", *keys) + packed(b"SET", b"k", b"v"))
 
         async def is_answered() -> bool:
-            return all(each.replies.answered == len(keys) + 2 for each in door.server._connections)
+            return all(each.replies.answered == len(keys) + 2 for each in resp.server._connections)
 
         await wait_until(is_answered, what="all is answered")
-        stop = asyncio.create_task(door.server.close())
+        stop = asyncio.create_task(resp.server.close())
         await asyncio.sleep(0)
         go_on_reading(raw)
         found = await raw.read_to_end()

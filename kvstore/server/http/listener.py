@@ -1,7 +1,8 @@
-"""The HTTP door: health, metrics and the node's status; behind it the gateway, which has everything below /v1/, and the
-dashboard. Bounded: it has few connections, and for its own pages reads no bodies and answers from memory. A crowd on
-another door does not keep it from saying that the process is well, nor does one at the gateway: connections on which
-nothing is under way give way first, and the gateway may use but a part of them.
+"""The HTTP port of a node: health, metrics and status, the dashboard, and the gateway below /v1/.
+
+The listener is bounded: it has few connections, and its own pages read no bodies and answer from memory. So many
+clients on another endpoint do not keep it from reporting that the process is healthy. Many clients at the gateway do
+not either: idle connections give way first, and the gateway may use only a part of the connections.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from kvstore.env.beat import Beat
 from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.shares import Shares
 from kvstore.errors import PermissionDenied, StoreError, Unavailable
-from kvstore.server.gateway.answers import COMMON, failed
+from kvstore.server.access.http_authenticator import HttpAuthenticator
+from kvstore.server.gateway.answers import COMMON, error_reply
+from kvstore.server.gateway.gateway import Gateway
 from kvstore.server.gateway.requests import path_and_query
 from kvstore.server.gateway.routes import PREFIX, TEMPLATES
 from kvstore.server.http.bookkeeper_pages import PROBES, BookkeeperPages, ShownBookie
@@ -36,82 +39,63 @@ from kvstore.server.ui.node import node_page_of
 from kvstore.server.ui.pages import HEADERS, Pages
 
 HEADER_BYTES_MAX = 16_380
-"""Of the first line, which may hold a key of which every byte is percent-encoded; and of each header."""
+"""Maximum size in bytes of the request line, which may hold a key with every byte percent-encoded, and of each
+header."""
 HEADERS_BYTES_MAX = 64 << 10
-"""Of all headers of a request together: whoever answers reads them in one turn of the event loop."""
+"""Maximum size in bytes of all headers of a request, because they are read in one turn of the event loop."""
 CONNECTIONS_MAX = 512
-"""For one more, a connection on which no request is under way is closed: the one that has been idle for the longest
-time, of the network with the most idle connections."""
+"""Maximum number of connections. For one more, an idle connection is closed: the one that has been idle longest, of
+the network with the most idle connections."""
 SERVER_NAME = "kvstore"
 SILENT_S = 75.0
-"""A connection that brings no whole request for so long is closed."""
+"""Seconds after which a connection without a complete request is closed."""
 SHUTDOWN_S = 2.0
 CLUSTER = "/clusterz"
 HEALTH = frozenset(("/healthz", "/readyz", CLUSTER)) | PROBES
 """Pages for probes and load balancers, which have no certificate."""
-RESTS, REST_MIN_S = 9, 1.0
-"""How many times as long as a costly page took to make it is given out as it is, and for how long at least."""
-LAG_LOOK_S = 0.25
-"""How often the event loop's delay is measured."""
+PAUSE_FACTOR, PAUSE_MIN_S = 9, 1.0
+"""A costly page is reused for this many times as long as it took to make, and for at least this many seconds."""
+LAG_CHECK_S = 0.25
+"""Interval in seconds at which the event loop's delay is measured."""
 
 
 class Shown(ShownBookie, Protocol):
-    """A node, starting or running, as the door shows it."""
+    """A starting or running node, as the listener shows it."""
 
     def status(self) -> Statistics:
-        """For the status page."""
+        """Return the content of the status page."""
         ...
 
     def not_ready(self) -> list[str]:
-        """Why requests should not be sent here; empty if they may be."""
+        """Return the reasons why this node should not receive requests; empty if it is ready."""
         ...
 
     def leaderless(self) -> Sequence[str]:
-        """The partitions without a leader, as far as is known here."""
+        """Return the partitions without a leader, as far as this node knows."""
         ...
 
     async def unserved(self) -> Sequence[str]:
-        """Return what the cluster does not serve, as `kvstore status` finds it; empty if all is served."""
+        """Return what the cluster does not serve, as `kvstore status` finds it; empty if everything is served."""
         ...
 
     def statistics(self) -> Mapping[str, Statistics]:
-        """Numbers by part; a part whose values are tables again is labelled by their names (for example partitions)."""
+        """Return numbers by part of the node. If the values of a part are tables, their names become labels (for
+        example partitions)."""
         ...
 
 
-class Doorman(Protocol):
-    """Finds out who asks, and whether he may: kvstore.server.access.http_doorman.HttpDoorman."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anybody is asked who he is."""
-        ...
-
-    async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
-        """The answer to a request that may not be done; None if it may."""
-        ...
-
-
-class Answers(Protocol):
-    """All that is below /v1/: kvstore.server.gateway.gateway.Gateway."""
-
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer, and send the answer."""
-        ...
-
-
-class Traced(Protocol):
-    """Answers requests whose callers trace them: kvstore.server.tracing.calls.TracedPages."""
+class RequestTracer(Protocol):
+    """Traces requests whose callers trace them: kvstore.server.tracing.calls.TracedPages."""
 
     async def answer(
         self, request: web.BaseRequest, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Return what `answer` does."""
+        """Return what `answer` returns."""
         ...
 
 
-class HttpDoor:
-    """The HTTP door of one node. It listens from `open` to `close`."""
+class HttpListener:
+    """The HTTP port of one node. It listens from `open` to `close`."""
 
     def __init__(
         self,
@@ -124,25 +108,26 @@ class HttpDoor:
         note_refused: Callable[[web.BaseRequest, StoreError], None] = lambda request, error: None,
         known: KnownNetworks | None = None,
     ) -> None:
-        """`wants_certificate`: requests for more than health need a client's certificate. `note_refused` records the
-        requests that this listener itself refuses. `known`: networks whose connections give way only to each other."""
+        """`wants_certificate`: all pages except health require a client certificate. `note_refused` records the
+        requests that the listener itself refuses. `known`: networks whose connections give way only to each other."""
         self._known = KnownNetworks() if known is None else known
         self._shown, self._transport, self._wants_certificate = shown, transport, wants_certificate
         self._connections_max, self._note_refused = connections_max, note_refused
-        self.gateway: Answers | None = None
-        """None while the node starts or stops, and on nodes that are no servers."""
-        self.doorman: Doorman | None = None
-        """Without one nobody is asked who he is; then only health is told, and that the node starts."""
+        self.gateway: Gateway | None = None
+        """None while the node starts or stops, and on nodes that are not servers."""
+        self.authenticator: HttpAuthenticator | None = None
+        """None while the node starts: then no client is authenticated, and the only pages are health and the state
+        of the start."""
         self.own_names: Callable[[], Collection[str]] = tuple
-        """Gives the hosts by which the node is known, in lower case; addresses and localhost need not be among them."""
+        """Returns the hosts by which the node is known, in lower case. Addresses and localhost may be missing."""
         self.pages = Pages()
         self.dashboard: Dashboard | None = None
-        """None while the node starts or stops, and on nodes that are no servers."""
-        self.traced: Traced | None = None
-        """None where traces are off, and while the node starts."""
+        """None while the node starts or stops, and on nodes that are not servers."""
+        self.traced: RequestTracer | None = None
+        """None if tracing is off, and while the node starts."""
         self._lag = LoopLag(beat)
         collected, process = Collected(shown, self._lag), ProcessCollector(namespace="", registry=None)
-        self._measured = Rested(lambda: exposition(chain(collected.collect(), process.collect())), _loop_time)
+        self._measured = ThrottledPage(lambda: exposition(chain(collected.collect(), process.collect())), _loop_time)
         self._bookkeeper = BookkeeperPages(shown, _loop_time)
         self._pages: dict[str, Callable[[web.BaseRequest], web.Response]] = {
             "/": self._status,
@@ -162,7 +147,7 @@ class HttpDoor:
         self._listener: Listener | None = None
 
     async def open(self, address: str) -> None:
-        """Raises OSError."""
+        """Start to listen. Raises OSError."""
         connections = Connections(self._answer, self._connections_max, self._known)
         self._runner = web.ServerRunner(connections, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
@@ -177,7 +162,7 @@ class HttpDoor:
             await self._runner.cleanup()
 
     def paths(self) -> set[str]:
-        """All that is answered here."""
+        """Return every path that is served here."""
         return {*self._pages, CLUSTER, *self._parts_of_ui, *self._bookkeeper.paths(), *TEMPLATES}
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -186,13 +171,13 @@ class HttpDoor:
         return await self.traced.answer(request, self._page)
 
     async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path not in HEALTH and (self.doorman is None or not self.doorman.is_on):
+        if request.path not in HEALTH and (self.authenticator is None or not self.authenticator.is_on):
             try:
                 check_name(request.headers.get("Host"), request.remote or "", self.own_names())
             except PermissionDenied as error:
                 self._note_refused(request, error)
-                return _told(error)
-        # As it came: a key with `..` in it is none of the pages that it would lead to.
+                return _error_response(error)
+        # The raw path: a key that contains `..` is not the page that its normalised path names.
         if path_and_query(request.raw_path)[0].startswith(PREFIX):
             return await self._through_gateway(request)
         page, part_of_ui = self._pages.get(request.path), self._parts_of_ui.get(request.path)
@@ -203,7 +188,10 @@ class HttpDoor:
             return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
         if request.path not in HEALTH and (without := self._refusal_without_certificate(request)) is not None:
             return without
-        if self.doorman is not None and (refusal := await self.doorman.refusal_or_none(request)) is not None:
+        if (
+            self.authenticator is not None
+            and (refusal := await self.authenticator.refusal_or_none(request)) is not None
+        ):
             return refusal
         if page is not None:
             return page(request)
@@ -214,20 +202,26 @@ class HttpDoor:
         if part_of_ui is None or self.dashboard is None:
             if request.path == "/ui":
                 return self._ui_node(request, status=503)
-            return web.Response(text="503: no dashboard here: the node starts, or is no server\n", status=503)
+            return web.Response(
+                text="503: the dashboard is not available: the node is starting, or is not a server\n", status=503
+            )
         return await part_of_ui(self.dashboard, request)
 
     async def _through_gateway(self, request: web.BaseRequest) -> web.StreamResponse:
         if (refusal := self._refusal_without_certificate(request)) is not None:
             return refusal
         if self.gateway is None:
-            return _told(Unavailable("no gateway here: the node starts or stops, or is no server"))
+            return _error_response(
+                Unavailable("the gateway is not available: the node is starting or stopping, or is not a server")
+            )
         return await self.gateway.answer(request)
 
     def _refusal_without_certificate(self, request: web.BaseRequest) -> web.Response | None:
         if not self._wants_certificate or _shows_certificate(request):
             return None
-        error = PermissionDenied("expected a client's certificate, got none; only health is shown without one")
+        error = PermissionDenied(
+            "expected a client certificate, got none; without one only the health pages are available"
+        )
         self._note_refused(request, error)
         return web.Response(text=f"403: {error}\n", status=403)
 
@@ -237,7 +231,7 @@ class HttpDoor:
     async def _ui_ledgers(self, dashboard: Dashboard, request: web.BaseRequest) -> web.Response:
         partition = request.query.get("partition", "")
         if not partition:
-            return web.Response(text="400: want ?partition=ID, for example p1\n", status=400)
+            return web.Response(text="400: expected ?partition=ID, for example p1, got none\n", status=400)
         return await dashboard.ledgers(partition)
 
     def _ui_file(self, request: web.BaseRequest) -> web.Response:
@@ -248,10 +242,11 @@ class HttpDoor:
         return self.pages.html("node.html", context, status=status)
 
     async def _ui_live(self, dashboard: Dashboard, request: web.BaseRequest) -> web.StreamResponse:
-        """As long as the page is open its user is asked for again and again: rights may be taken away meanwhile."""
+        """Stream the dashboard's updates, and check the user's permissions before each one, because they may be
+        revoked while the page is open."""
 
         async def may_go_on() -> bool:
-            return self.doorman is None or await self.doorman.refusal_or_none(request) is None
+            return self.authenticator is None or await self.authenticator.refusal_or_none(request) is None
 
         return await dashboard.live(request, may_go_on)
 
@@ -263,16 +258,16 @@ class HttpDoor:
         return web.Response(body=body, content_type="application/json")
 
     def _healthz(self, _: web.BaseRequest) -> web.Response:
-        """For supervisors: a process that fails this is to be restarted."""
+        """Report liveness to supervisors: a process that fails this check must be restarted."""
         return _ok_unless(self._shown.not_live())
 
     def _readyz(self, _: web.BaseRequest) -> web.Response:
-        """For load balancers: of this server alone."""
+        """Report to load balancers whether this server, by itself, is ready."""
         return _ok_unless(self._shown.not_ready())
 
     async def _clusterz(self) -> web.Response:
-        """For those who wait until the whole cluster serves. What this node knows to be amiss is said without asking
-        other nodes."""
+        """Report whether the whole cluster serves. Problems that this node knows are reported without asking other
+        nodes."""
         leaderless = [f"partition {each} has no leader" for each in self._shown.leaderless()]
         own = [*self._shown.not_ready(), *leaderless]
         return _ok_unless(own or await self._shown.unserved())
@@ -285,10 +280,10 @@ def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _told(error: StoreError) -> web.Response:
-    told = failed(error)
-    headers = {**COMMON, **told.headers}
-    return web.Response(status=told.status, body=told.body, headers=headers, content_type=told.content_type)
+def _error_response(error: StoreError) -> web.Response:
+    reply = error_reply(error)
+    headers = {**COMMON, **reply.headers}
+    return web.Response(status=reply.status, body=reply.body, headers=headers, content_type=reply.content_type)
 
 
 def _ok_unless(faults: Sequence[str]) -> web.Response:
@@ -296,19 +291,19 @@ def _ok_unless(faults: Sequence[str]) -> web.Response:
 
 
 def _shows_certificate(request: web.BaseRequest) -> bool:
-    """Whether the client has shown one, which was verified then."""
+    """Return True if the client has presented a certificate. It was verified in the handshake."""
     return request.transport is not None and bool(request.transport.get_extra_info("peercert"))
 
 
-class Request(web.BaseRequest):
-    """A request whose answers name the program and no versions of what it is made of."""
+class NodeRequest(web.BaseRequest):
+    """A request whose responses name the program, and not the versions of its libraries."""
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         response.headers["Server"] = SERVER_NAME
 
 
 class Connections(web.Server):
-    """Speaks HTTP on as many connections as there may be."""
+    """The HTTP connections of the port, up to a maximum number."""
 
     def __init__(
         self,
@@ -324,22 +319,22 @@ class Connections(web.Server):
             max_line_size=HEADER_BYTES_MAX,
             max_field_size=HEADER_BYTES_MAX,
             keepalive_timeout=SILENT_S,
-            auto_decompress=False,  # a few bytes may become very many
+            auto_decompress=False,  # a few compressed bytes may become very many
         )
         self._answer, self._connections_max = answer, connections_max
         self._idle: Shares[asyncio.Transport] = Shares(known)
-        """Connections on which no request is under way."""
+        """Connections without a request in flight."""
         self._busy: Shares[asyncio.Transport] = Shares(known)
-        """The others."""
+        """Connections with a request in flight."""
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         self._idle.add(transport, _network(transport))
         if len(self._idle) + len(self._busy) > self._connections_max:
             gone = self._idle.first_to_go()
-            if gone is transport:  # the only one that is idle
+            if gone is transport:  # every other connection is busy
                 gone = self._busy.displaced_by(_network(transport)) or transport
-            assert gone is not None, "the newcomer is idle"
+            assert gone is not None, "the new connection is idle"
             self._forget(gone)
             gone.abort()
 
@@ -370,8 +365,8 @@ class Connections(web.Server):
                 self._idle.add(transport, _network(transport))
 
 
-def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Request:
-    return Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> NodeRequest:
+    return NodeRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 def _network(transport: asyncio.Transport) -> str:
@@ -379,8 +374,8 @@ def _network(transport: asyncio.Transport) -> str:
 
 
 class _OwnFault(logging.Filter):
-    """Lets pass what failed in here. What a client sends wrongly is answered to it: a traceback for each few bytes of
-    it would fill the log."""
+    """Passes errors of this program to the log. Malformed requests are answered to the client; a traceback for each
+    would fill the log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -395,9 +390,9 @@ def _own_faults() -> logging.Logger:
 _OWN_FAULT = _OwnFault()
 
 
-class Rested:
-    """A page that is costly to make. It is made once a second at most, and takes at most a tenth of the event loop,
-    however often and whoever asks for it: everything in this process waits meanwhile, leases too."""
+class ThrottledPage:
+    """A page that is costly to make. It is made at most once a second and takes at most a tenth of the event loop,
+    however many clients request it, because everything else in the process waits meanwhile, including leases."""
 
     def __init__(self, make: Callable[[], bytes], now: Callable[[], float]) -> None:
         self._make, self._now = make, now
@@ -405,17 +400,17 @@ class Rested:
         self._until = -math.inf
 
     def take(self) -> bytes:
-        """The page, as it is or was a moment ago."""
+        """Return the page, at most some seconds old."""
         began = self._now()
         if began >= self._until:
             self._made = self._make()
             ended = self._now()
-            self._until = ended + max(REST_MIN_S, RESTS * (ended - began))
+            self._until = ended + max(PAUSE_MIN_S, PAUSE_FACTOR * (ended - began))
         return self._made
 
 
 class Collected:
-    """A prometheus_client collector over `statistics()`: nothing is counted twice, nothing is kept here."""
+    """A prometheus_client collector over `statistics()`. It keeps and counts nothing itself."""
 
     def __init__(self, shown: Shown, lag: LoopLag) -> None:
         self._shown, self._lag = shown, lag
@@ -426,7 +421,7 @@ class Collected:
 
 
 class LoopLag:
-    """The longest delay of the event loop since somebody asked: everything in this process waits as long."""
+    """The longest delay of the event loop since the last scrape. Everything in the process was delayed by as much."""
 
     def __init__(self, beat: Beat) -> None:
         self._beat = beat
@@ -437,7 +432,7 @@ class LoopLag:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._look_after(self._loop.time())
+        self._measure_after(self._loop.time())
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -447,12 +442,12 @@ class LoopLag:
         longest, self._longest_s = self._longest_s, 0.0
         return longest
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         now = self._loop.time()
         self._longest_s = max(self._longest_s, now - self._due)
-        self._look_after(now)
+        self._measure_after(now)
 
-    def _look_after(self, now: float) -> None:
-        delay_s = self._beat.delay_s(LAG_LOOK_S)
+    def _measure_after(self, now: float) -> None:
+        delay_s = self._beat.delay_s(LAG_CHECK_S)
         self._due = now + delay_s
-        self._timer = self._loop.call_later(delay_s, self._look)
+        self._timer = self._loop.call_later(delay_s, self._measure)

@@ -1,4 +1,4 @@
-"""The gRPC door of a node: KV, Feed, Data and Admin, health and reflection on one port."""
+"""The gRPC port of a node: KV, Feed, Data and Admin, health and reflection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_g
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.call_gate import CallGate
-from kvstore.server.access.changes import Changes
+from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.feed.feeds import Feeds
@@ -34,7 +34,7 @@ FEED_SERVICE = "kvstore.v1.Feed"
 DATA_SERVICE = "kvstore.v1.Data"
 ADMIN_SERVICE = "kvstore.v1.Admin"
 GRACE_S = 1.0
-"""What calls under way get at a stop. Sessions do not end by themselves; their clients go elsewhere."""
+"""Seconds that calls in flight get at a stop. Sessions do not end by themselves; their clients reconnect elsewhere."""
 
 
 class NodeSource(AdminSource, DataSource, Protocol):
@@ -45,12 +45,12 @@ class NodeSource(AdminSource, DataSource, Protocol):
     access: Access
     logins: Logins
     audit: AuditLog
-    changes: Changes
+    changes: AdminChanges
     scans: ScanSlots
 
 
-class GrpcDoor:
-    """Open it when operations can be taken; close it before the dispatcher."""
+class GrpcListener:
+    """The gRPC port of one node. Open it when operations can be accepted; close it before the dispatcher."""
 
     def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource, connections_max: int) -> None:
         self._gate = gate = CallGate(source.access, source.logins)
@@ -86,13 +86,13 @@ class GrpcDoor:
         )
 
     async def open(self, address: str, tls: Tls | Certificates | None = None) -> int:
-        """Listen on `host:port`; returns the port. Raises OSError."""
+        """Listen on `host:port` and return the port. Raises OSError."""
         port = await self._server.start(address, tls)
         await self._server.set_serving(True)
         return port
 
     async def set_serving(self, serving: bool) -> None:
-        """Set the health answer."""
+        """Set the result of health checks."""
         await self._server.set_serving(serving)
 
     def histograms(self) -> dict[str, Mapping[str, Histogram]]:

@@ -1,4 +1,4 @@
-"""The door for Redis clients: accepts connections, bounds them, and tells them what they ask about the server."""
+"""The Redis port of a node: accepts and bounds connections, and answers their questions about the server."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Op
 from kvstore.ring.ring import Ring
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.changes import Changes
+from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.config import Limits
 from kvstore.server.redis import replies
-from kvstore.server.redis.admission import SERVERS_MAX, Admission
+from kvstore.server.redis.admission import SERVERS_MAX, ClientAdmission
 from kvstore.server.redis.commands.lock_scripts import Scripts
 from kvstore.server.redis.connection import RespConnection
-from kvstore.server.redis.fresh import Fresh
 from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
 from kvstore.server.redis.pipeline.latency import CommandLatency
-from kvstore.server.redis.pipeline.reply_memory import LOOK_S, Holder, ReplyMemory
+from kvstore.server.redis.pipeline.reply_memory import CHECK_S, Holder, ReplyMemory
 from kvstore.server.redis.session import REDIS_VERSION, Facts
+from kvstore.server.redis.shared_answer import SharedAnswer
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.scan_slots import ScanSlots
@@ -36,22 +36,23 @@ from kvstore.types import PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 INPUT_BYTES_MAX = 256 << 20
-"""Commands that are incomplete or wait, of all connections together."""
+"""Maximum number of bytes of incomplete and waiting commands, over all connections. Above this limit, the connection
+with the most is closed, and unauthenticated ones before others."""
 CLOSE_S = 1.0
-"""How long a stop waits for what is under way, and for clients to read what is answered; what is not done then is
-answered to nobody."""
-CLOSE_LOOKS = 50
+"""Time in seconds that a stop waits for operations in flight and for clients to read their replies. Clients get no
+reply to operations that take longer."""
+CLOSE_CHECKS = 50
 SILENT_S = 10.0
-"""When there are as many connections as there may be and one more comes, one is closed that has sent no command for so
-long since it began; where the cluster asks who its clients are, one that has not logged in."""
-UNKNOWN_SHARE = 2
-"""Where the cluster asks who its clients are, at most half of the connections there may be have not logged in. When one
-more comes, the oldest connection of the network with the most of them is closed."""
-UNKNOWN_SURE_S = 0.5
-"""How long each of them has for its login, however many come after it."""
+"""When the limit of connections is reached and one more arrives, a connection is closed that has sent no command for
+this many seconds since it began. If access control is on: a connection that has not authenticated."""
+UNAUTHENTICATED_SHARE = 2
+"""Divisor of the connection limit. If access control is on, at most half of the connections may be unauthenticated.
+When one more arrives, the oldest connection of the network with the most of them is closed."""
+LOGIN_SURE_S = 0.5
+"""Time in seconds that each unauthenticated connection has for its login, however many arrive after it."""
 
 BROWSERS_S = 60.0
-"""Between two lines in the log about those that speak HTTP."""
+"""Minimum time in seconds between two log lines about connections that speak HTTP."""
 
 NOBODY = ServerId("")
 Leave = Callable[[], None]
@@ -74,11 +75,11 @@ class RespServer:
         id: ServerId = NOBODY,
         allows_flush: bool = False,
         rates: Callable[[], Rates | None] = lambda: None,
-        changes: Changes | None = None,
+        changes: AdminChanges | None = None,
         scans: ScanSlots | None = None,
     ) -> None:
-        """Without `access` nobody is asked who he is. `id`: of the server behind it. `allows_flush`: whether FLUSHDB
-        and FLUSHALL do what they say. `rates`: those of namespaces, while one has any."""
+        """Without `access`, access control is off. `id`: the server behind the port. `allows_flush`: True if FLUSHDB
+        and FLUSHALL are enabled. `rates`: returns the rates of namespaces, or None if no namespace has a rate."""
         self.id, self.allows_flush, self.rates = id, allows_flush, rates
         self.scripts, self.random, self.slow = Scripts(), env.random, env.slow
         self.backend = backend
@@ -86,16 +87,16 @@ class RespServer:
         audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
         self.logins = logins if logins is not None else Logins(env, self.access, audit)
         self.scans = scans if scans is not None else ScanSlots(env.clock.now)
-        self.changes = changes if changes is not None else Changes(env, audit)
+        self.changes = changes if changes is not None else AdminChanges(env, audit)
         self.commands = 0
-        """Received since the start."""
+        """Commands received since the start."""
         self.reports_at = 0
-        """At so many commands the next look for syncs that have ended."""
+        """Number of commands at which the connections check again for syncs that have ended."""
         self.report_syncs = env.report_syncs
         self.inflight_limit = InflightLimit()
-        self.clients = Fresh(self._describe_clients, env.clock.now)
-        """What CLIENT LIST answers."""
-        self.info = Fresh(self.facts, env.clock.now)
+        self.clients = SharedAnswer(self._describe_clients, env.clock.now)
+        """The reply to CLIENT LIST."""
+        self.info = SharedAnswer(self.facts, env.clock.now)
         self.reply_memory = ReplyMemory(env.clock.now, limits.output_bytes_max)
         self.rounds = CommandLatency(env.clock.now, env.slow)
         self.connections_accepted = 0
@@ -106,39 +107,39 @@ class RespServer:
         self._nursery = env.nursery.child("resp")
         self._connections: dict[RespConnection, None] = {}
         self._silent: Shares[RespConnection] = Shares(env.known)
-        """Connections that have sent no command yet, or have not logged in where they must, or say that they are
-        servers and have not proven it."""
-        self._tried: Shares[RespConnection] = Shares(env.known)
-        """Connections above the limit that have not shown yet that they are servers'."""
+        """Connections that have sent no command yet, or must authenticate and have not, or claim to be servers and have
+        not proven it."""
+        self._trials: Shares[RespConnection] = Shares(env.known)
+        """Connections above the limit that have not proven yet that they come from servers."""
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
         self._browsers_until = 0.0
-        """No more of them are logged before."""
-        self._look: asyncio.TimerHandle | None = None
+        """Clock time before which no further browser is logged."""
+        self._capacity_timer: asyncio.TimerHandle | None = None
         self._last_id = 0
         self._listener: Listener | None = None
         self._end_listening = self.access.on_change(self._access_changed)
 
     async def open(self, address: str) -> str:
-        """Accept connections; returns the bound address. Raises OSError."""
+        """Start to accept connections and return the bound address. Raises OSError."""
         self._listener = await self._env.transport.listen(address, lambda: RespConnection(self))
         return self._listener.address
 
     async def close(self) -> None:
-        """Accept nothing more, answer what is under way, and close every connection."""
+        """Accept no more connections, answer operations in flight, and close every connection."""
         self._end_listening()
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
             connection.close_soon()
-        for _ in range(CLOSE_LOOKS):
+        for _ in range(CLOSE_CHECKS):
             if all(connection.is_done() for connection in self._connections):
                 break
-            await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
+            await asyncio.sleep(CLOSE_S / CLOSE_CHECKS)
         for connection in list(self._connections):
             connection.replies.abort()
-        if self._look is not None:
-            self._look.cancel()
+        if self._capacity_timer is not None:
+            self._capacity_timer.cancel()
         await self._nursery.close()
 
     def statistics(self) -> dict[str, int]:
@@ -159,36 +160,37 @@ class RespServer:
     def histograms(self) -> dict[str, Mapping[str, Histogram]]:
         return {"resp_command_s": self.rounds.histograms}
 
-    # ── what connections ask ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── for connections ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def next_id(self) -> int:
         self._last_id += 1
         return self._last_id
 
-    def admit(self, connection: RespConnection) -> Admission:
-        """Whether there is room for one more: clients up to the limit, beyond it only other servers."""
-        if self.access.is_on and len(self._silent) >= max(1, self._limits.connections_max // UNKNOWN_SHARE):
-            is_above = not self._close_silent(UNKNOWN_SURE_S)
+    def admit(self, connection: RespConnection) -> ClientAdmission:
+        """Decide whether one more connection fits: clients up to the limit, above it only other servers."""
+        if self.access.is_on and len(self._silent) >= max(1, self._limits.connections_max // UNAUTHENTICATED_SHARE):
+            is_above = not self._close_silent(LOGIN_SURE_S)
         else:
             is_above = len(self._connections) >= self._limits.connections_max and not self._close_silent(SILENT_S)
-        if is_above and len(self._tried) >= SERVERS_MAX and not self._give_way():
-            return Admission.NO
+        if is_above and len(self._trials) >= SERVERS_MAX and not self._displace_trial():
+            return ClientAdmission.NO
         self._connections[connection] = None
         self.connections_accepted += 1
         if is_above:
-            self._tried.add(connection, network_of(connection.host))
-            return Admission.IF_SERVER
+            self._trials.add(connection, network_of(connection.host))
+            return ClientAdmission.IF_SERVER
         self._silent.add(connection, network_of(connection.host), self.now())
-        return Admission.YES
+        return ClientAdmission.YES
 
-    def heard(self, connection: RespConnection) -> None:
-        """Note that the connection has sent a command, and said who it is if it has to."""
+    def note_active(self, connection: RespConnection) -> None:
+        """Note that the connection has sent a command, and has authenticated if it must."""
         self._silent.discard(connection)
         if self.access.is_on:
             self._env.known.note(network_of(connection.host))
 
     def _close_silent(self, least_s: float) -> bool:
-        """Close the silent connection that gives way, if it has been silent for `least_s` or more."""
+        """Close the silent connection that is first to go, if it has been silent for at least `least_s` seconds. Return
+        True if one was closed."""
         silent = self._silent.first_to_go()
         if silent is None or self.now() - self._silent.since(silent) < least_s:
             return False
@@ -197,34 +199,34 @@ class RespServer:
         self.silent_closed += 1
         return True
 
-    def _give_way(self) -> bool:
-        """Refuse one that was accepted only because it may be a server: unauthenticated peers that say so must not
-        keep servers out."""
-        oldest = self._tried.first_to_go()
+    def _displace_trial(self) -> bool:
+        """Refuse a connection on trial to free its slot: unauthenticated peers that claim to be servers must not keep
+        servers out."""
+        oldest = self._trials.first_to_go()
         if oldest is None:
             return False
         self.forget(oldest)
-        oldest.turn_away()
+        oldest.refuse()
         return True
 
     def _access_changed(self) -> None:
         for connection in list(self._connections):
             connection.access_changed()
-            if connection.is_unknown() and connection not in self._tried:
+            if connection.is_unauthenticated() and connection not in self._trials:
                 self._silent.add(connection, network_of(connection.host), self.now())
             elif connection.replies.issued:
-                self.heard(connection)
+                self.note_active(connection)
 
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)
         self._silent.discard(connection)
-        self._tried.discard(connection)
+        self._trials.discard(connection)
         self.reply_memory.forget(connection.replies)
         self.inflight_limit.forget(connection.pipeline)
         self._input_bytes -= self._input.pop(connection, 0)
 
     def note_input(self, connection: RespConnection, size: int) -> None:
-        """`connection` holds `size` bytes of an incomplete command."""
+        """Count `size` bytes of incomplete and waiting commands for `connection`."""
         held = self._input.get(connection, 0)
         if size == held:
             return
@@ -234,21 +236,21 @@ class RespServer:
         else:
             del self._input[connection]
         while self._input_bytes > INPUT_BYTES_MAX:
-            # Strangers before users; of equal ones the one that has held it longest.
-            largest = max(self._input, key=lambda each: (each.is_unknown(), self._input[each]))
-            largest.give_up("ERR too many large commands at once")
+            # unauthenticated connections before users; among equal ones the one that has held its input longest
+            largest = max(self._input, key=lambda each: (each.is_unauthenticated(), self._input[each]))
+            largest.abandon("ERR the server holds too many incomplete commands; try again")
 
-    def wait_for_room(self, connection: Holder, size: int) -> None:
-        """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
+    def wait_for_capacity(self, connection: Holder, size: int) -> None:
+        """Resume `connection` when there is capacity for replies of `size` bytes, or refuse it if none becomes free."""
         self.reply_memory.wait(connection, size)
-        if self._look is None:
-            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_room)
+        if self._capacity_timer is None:
+            self._capacity_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check_capacity)
 
-    def _look_at_room(self) -> None:
-        self._look = None
-        self.reply_memory.look()
-        if self.reply_memory.is_awaited and self._look is None:
-            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_room)
+    def _check_capacity(self) -> None:
+        self._capacity_timer = None
+        self.reply_memory.check()
+        if self.reply_memory.is_awaited and self._capacity_timer is None:
+            self._capacity_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check_capacity)
 
     def now(self) -> float:
         return self._env.clock.now()
@@ -257,11 +259,14 @@ class RespServer:
         return self._env.clock.date_ms()
 
     def note_browser(self, address: str) -> None:
-        """Say that a connection is closed because it speaks HTTP, not more often than now and then."""
+        """Log that a connection is closed because it speaks HTTP, at most once a minute."""
         now = self.now()
         if now >= self._browsers_until:
             self._browsers_until = now + BROWSERS_S
-            log.warning("%s speaks HTTP to the Redis port: closed; others are not named for a minute", address)
+            log.warning(
+                "closed a connection that speaks HTTP to the Redis port, others are not logged for a minute address=%s",
+                address,
+            )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._nursery.spawn(work, name="special")
@@ -277,7 +282,7 @@ class RespServer:
         return ask(self.backend, op, partition)
 
     def accept_peer(self, words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
-        """Raises CommandError."""
+        """Return the next handler of another server's connection. Raises CommandError."""
         return self._accept_peer(words, stream, leave)
 
     def _describe_clients(self) -> bytes:

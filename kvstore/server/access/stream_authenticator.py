@@ -1,4 +1,4 @@
-"""Receives sessions on the Redis port: by user and password, or by certificate, where the cluster asks."""
+"""Authentication of sessions on the Redis port, by user and password or by certificate."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from kvstore.env import Nursery, Stream
 from kvstore.env.networks import network_of
 from kvstore.errors import AccessUnfounded, NotAuthenticated, Overloaded
 from kvstore.server.access.certificates import common_names
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.server.access.logins import Logins
 
 
-class Guest(Protocol):
-    """Somebody at the door: kvstore.server.grpc.stream.SessionStream."""
+class UnauthenticatedStream(Protocol):
+    """A stream that waits for its authentication: kvstore.server.grpc.stream.SessionStream."""
 
-    def welcome(self, identity: Identity | None) -> None: ...
-    def turn_away(self, text: str) -> None: ...
+    def accept_client(self, identity: UserIdentity | None) -> None: ...
+    def refuse(self, text: str) -> None: ...
 
 
-class StreamDoorman:
-    """The doorman of one server's Redis port."""
+class StreamAuthenticator:
+    """Authenticates the sessions of one server's Redis port."""
 
     def __init__(self, access: Access, logins: Logins, nursery: Nursery) -> None:
         self.access, self._logins, self._nursery = access, logins, nursery
 
-    def receive(self, handler: Guest, login: list[bytes], stream: Stream) -> None:
-        """Welcome it, or turn it away, now or when its password is checked. `login`: user and password, or nothing."""
+    def receive(self, handler: UnauthenticatedStream, login: list[bytes], stream: Stream) -> None:
+        """Accept or refuse the client, now or once its password is checked. `login`: user and password, or empty."""
         if not self.access.is_on:
-            return handler.welcome(None)
+            return handler.accept_client(None)
         peer: Any = stream.get_extra_info("peername") or ("?", 0)
         if not login:
             found = self.access.of_certificate(common_names(stream.get_extra_info("peercert")))
             if found is not None:
-                return handler.welcome(found)
+                return handler.accept_client(found)
             self.access.refused("", str(peer[0]), "session", self.access.nobody.unknown())
-            return handler.turn_away(f"NOAUTH {self.access.nobody.why_unknown}")
+            return handler.refuse(f"NOAUTH {self.access.nobody.why_unknown}")
         user, password = login[0].decode("utf-8", "replace"), login[1]
         known = self._logins.known_or_none(user, password)
         if known is not None:
-            return handler.welcome(known)
+            return handler.accept_client(known)
         self._nursery.spawn(self._log_in(handler, user, password, network_of(str(peer[0]))), name="login")
         return None
 
-    async def _log_in(self, handler: Guest, user: str, password: bytes, address: str) -> None:
+    async def _log_in(self, handler: UnauthenticatedStream, user: str, password: bytes, address: str) -> None:
         try:
             identity = await self._logins.login(user, password, address)
         except NotAuthenticated as error:
-            handler.turn_away(f"{'NOAUTH' if isinstance(error, AccessUnfounded) else 'WRONGPASS'} {error}")
+            handler.refuse(f"{'NOAUTH' if isinstance(error, AccessUnfounded) else 'WRONGPASS'} {error}")
         except Overloaded as error:
-            handler.turn_away(f"TRYAGAIN {error}")
+            handler.refuse(f"TRYAGAIN {error}")
         else:
-            handler.welcome(identity)
+            handler.accept_client(identity)

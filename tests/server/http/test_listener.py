@@ -1,4 +1,4 @@
-"""The HTTP door."""
+"""The HTTP port of a node."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from kvstore.env.transport import TcpTransport
 from kvstore.errors import MetadataUnavailable, PermissionDenied
 from kvstore.meta.bookie_summary import BookieSummary
 from kvstore.server.config import NodeConfig
-from kvstore.server.http import door as http_door
-from kvstore.server.http.door import HttpDoor
-from kvstore.server.http.metric_table import DECLARED, METRICS, Kind, declared
+from kvstore.server.http import listener as http_listener
+from kvstore.server.http.listener import HttpListener
+from kvstore.server.http.metric_table import DECLARED, METRICS, MetricKind, declared
 from kvstore.server.http.metrics import metrics_of
 from kvstore.server.http.own_names import check_name
 from kvstore.server.node import Process
@@ -83,10 +83,10 @@ class Shown:
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    await listener.open(address)
     yield f"http://{address}"
-    await door.close()
+    await listener.close()
 
 
 async def fetch(url: str, **options: Any) -> tuple[int, bytes]:
@@ -108,7 +108,7 @@ async def test_health_readiness_and_status(url: str, monkeypatch: pytest.MonkeyP
     assert (await fetch(f"{url}/nothing"))[0] == 404
 
 
-async def test_a_partition_without_a_leader_is_said_and_empties_no_load_balancer(
+async def test_partition_without_a_leader_is_reported_but_the_node_stays_ready(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await fetch(f"{url}/clusterz") == (200, b"ok\n")
@@ -119,7 +119,7 @@ async def test_a_partition_without_a_leader_is_said_and_empties_no_load_balancer
     assert await fetch(f"{url}/clusterz") == (503, b"draining\npartition p7 has no leader\n")
 
 
-async def test_metrics_can_be_read_and_partitions_are_a_label(url: str) -> None:
+async def test_metrics_are_readable_and_partitions_are_a_label(url: str) -> None:
     _, page = await fetch(f"{url}/metrics")
     found = {
         (sample.name, *sample.labels.values()): sample.value
@@ -134,7 +134,7 @@ async def test_metrics_can_be_read_and_partitions_are_a_label(url: str) -> None:
 
 
 class AsksNobody:
-    """A doorman where access control is off, or on."""
+    """An authenticator with access control off or on."""
 
     def __init__(self, *, is_on: bool) -> None:
         self.is_on = is_on
@@ -150,45 +150,46 @@ EVERY_PAGE = (
 
 
 @pytest.mark.parametrize("doorman", [None, AsksNobody(is_on=False)])
-async def test_a_name_that_was_made_to_point_here_sees_health_and_nothing_else(doorman: AsksNobody | None) -> None:
-    """A page of that name could have its reader's browser read them (DNS rebinding), and nobody is asked who he is."""
+async def test_rebound_host_name_gets_only_health(doorman: AsksNobody | None) -> None:
+    """A page of that name could make its reader's browser read the responses (DNS rebinding), and access control is
+    off."""
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
-    door.doorman = doorman
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    listener.authenticator = doorman
+    await listener.open(address)
     try:
         assert {*EVERY_PAGE} >= {
-            each for each in door.paths() if each not in http_door.HEALTH and not each.startswith("/v1")
+            each for each in listener.paths() if each not in http_listener.HEALTH and not each.startswith("/v1")
         }
         for path in EVERY_PAGE:
             for host in ("evil.example", f"evil.example:{address.rpartition(':')[2]}", "localhost.evil.example", "["):
                 status, text = await fetch(f"http://{address}{path}", headers={"Host": host})
-                assert (status, b"want this machine's address" in text) == (403, True), (path, host)
+                assert (status, b"expected this machine's address" in text) == (403, True), (path, host)
             assert (await fetch(f"http://{address}{path}"))[0] in (200, 503), path  # by its address, as always
-        for path in http_door.HEALTH:
+        for path in http_listener.HEALTH:
             assert (await fetch(f"http://{address}{path}", headers={"Host": "evil.example"}))[0] == 200
     finally:
-        await door.close()
+        await listener.close()
 
 
 @pytest.mark.parametrize(
     "host",
     ["localhost", "LocalHost:8401", "n1.localhost", "[::1]:8401", "10.0.0.9:8401", "kv.example:8401", "KV.example."],
 )
-async def test_an_address_and_a_name_of_the_node_are_right(url: str, host: str) -> None:
+async def test_address_and_name_of_the_node_are_accepted_as_host(url: str, host: str) -> None:
     assert (await fetch(f"{url}/metrics", headers={"Host": host}))[0] == (200 if "kv.ex" not in host.lower() else 403)
     check_name(host, "127.0.0.1", {"kv.example"})
 
 
-def test_calls_from_other_machines_may_name_the_node_as_they_like() -> None:
-    """Prometheus by the name of a service, a probe by an address."""
+def test_calls_from_other_machines_may_use_any_host_name() -> None:
+    """Prometheus uses the name of a service, a probe an address."""
     check_name("metrics.kvstore.svc:8401", "10.1.2.3", ())
     check_name(None, "127.0.0.1", ())  # HTTP/1.0
     with pytest.raises(PermissionDenied):
         check_name("metrics.kvstore.svc:8401", "::1", ())
 
 
-def test_a_node_is_known_by_what_it_tells_others_also_while_it_starts(tmp_path: Path) -> None:
+def test_node_is_known_by_its_advertised_names_while_it_starts(tmp_path: Path) -> None:
     files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
     doors = {"http": "inner:8401", "advertise": "KV.example", "zookeeper": "zk:2181"}
     config = NodeConfig(id="n1", insecure=True, **files, **doors)  # type: ignore[arg-type]  # paths and texts by name
@@ -199,18 +200,18 @@ def test_a_node_is_known_by_what_it_tells_others_also_while_it_starts(tmp_path: 
     check_name("kv.example:8401", "127.0.0.1", names)
 
 
-async def test_where_users_are_asked_the_name_does_not_count() -> None:
+async def test_host_name_is_not_checked_when_access_control_is_on() -> None:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
-    door.doorman = AsksNobody(is_on=True)
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    listener.authenticator = AsksNobody(is_on=True)
+    await listener.open(address)
     try:
         assert (await fetch(f"http://{address}/metrics", headers={"Host": "behind.a.proxy"}))[0] == 200
     finally:
-        await door.close()
+        await listener.close()
 
 
-async def test_what_is_too_large_is_refused_and_the_door_stays_open(url: str) -> None:
+async def test_oversized_request_is_refused_and_the_port_stays_open(url: str) -> None:
     status, _ = await fetch(f"{url}/{'x' * 20_000}")
     assert status == 400
     assert (await fetch(f"{url}/healthz"))[0] == 200
@@ -227,22 +228,22 @@ async def connected(address: str, data: bytes) -> tuple[asyncio.StreamReader, as
 
 
 @pytest.mark.parametrize("asked", [REQUEST, b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n", b"no HTTP\r\n\r\n"])
-async def test_answers_name_no_versions_of_libraries(asked: bytes) -> None:
+async def test_responses_name_no_versions_of_libraries(asked: bytes) -> None:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    await listener.open(address)
     async with asyncio.timeout(PATIENCE_S):
         reader, writer = await connected(address, asked)
         head = await reader.readuntil(b"\r\n\r\n")
     writer.close()
-    await door.close()
+    await listener.close()
     assert [line for line in head.split(b"\r\n") if line.startswith(b"Server:")] == [b"Server: kvstore"]
 
 
-async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
+async def test_idle_connections_give_way() -> None:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=2)
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=2)
+    await listener.open(address)
     async with asyncio.timeout(PATIENCE_S):
         asks, asking = await connected(address, REQUEST)
         assert (await asks.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
@@ -257,14 +258,14 @@ async def test_connections_that_ask_for_nothing_give_way_to_others() -> None:
         await asks.readuntil(b"ok\n")
     for writer in (asking, idle, later):
         writer.close()
-    await door.close()
+    await listener.close()
 
 
 async def test_idle_connections_of_the_fullest_network_give_way() -> None:
     """A probe keeps its connection, however many an unauthenticated peer elsewhere opens."""
     port = free_port()
-    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=3)
-    await door.open(f"127.0.0.1:{port}")
+    listener = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=3)
+    await listener.open(f"127.0.0.1:{port}")
     async with asyncio.timeout(PATIENCE_S):
         probe, probing = await connected(f"127.0.0.1:{port}", REQUEST)
         await probe.readuntil(b"ok\n")
@@ -278,15 +279,15 @@ async def test_idle_connections_of_the_fullest_network_give_way() -> None:
         await probe.readuntil(b"ok\n")
     for writer in (probing, *(each for _, each in others)):
         writer.close()
-    await door.close()
+    await listener.close()
 
 
-async def test_probe_of_an_unknown_network_is_answered_while_known_ones_have_every_connection() -> None:
-    """A kubelet never logs in. It was refused as soon as clients that had logged in kept every connection open."""
+async def test_probe_of_an_unknown_network_is_answered_when_known_ones_fill_it() -> None:
+    """A kubelet never logs in. It was refused once clients that had logged in kept every connection open."""
     port, known = free_port(), KnownNetworks()
     known.note("ipv4:127.0.1.1")
-    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=3, known=known)
-    await door.open(f"127.0.0.1:{port}")
+    listener = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=3, known=known)
+    await listener.open(f"127.0.0.1:{port}")
     async with asyncio.timeout(PATIENCE_S):
         clients = []
         for _ in range(3):
@@ -297,11 +298,11 @@ async def test_probe_of_an_unknown_network_is_answered_while_known_ones_have_eve
         await probe.readuntil(b"ok\n")
     for writer in (probing, *(each for _, each in clients)):
         writer.close()
-    await door.close()
+    await listener.close()
 
 
-async def test_connections_with_a_request_under_way_give_way_last() -> None:
-    """A request at the gateway may take its time. However many do, whoever asks for health is answered."""
+async def test_busy_connections_give_way_last() -> None:
+    """A request at the gateway may take long. However many do, health checks are answered."""
 
     class Slow:
         def __init__(self) -> None:
@@ -313,9 +314,9 @@ async def test_connections_with_a_request_under_way_give_way_last() -> None:
             return web.Response(text="done\n")
 
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport(), Beat(), connections_max=2)
-    door.gateway = slow = Slow()
-    await door.open(address)
+    listener = HttpListener(Shown(), TcpTransport(), Beat(), connections_max=2)
+    listener.gateway = slow = Slow()
+    await listener.open(address)
     async with asyncio.timeout(PATIENCE_S):
         first, held = await connected(address, REQUEST.replace(b"/healthz", b"/v1/keys/k"))
         await slow.begun.wait()
@@ -326,20 +327,20 @@ async def test_connections_with_a_request_under_way_give_way_last() -> None:
         assert await first.readuntil(b"done\n")
     for writer in (held, asking):
         writer.close()
-    await door.close()
+    await listener.close()
 
 
-async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_door, "SILENT_S", 0.1)
+async def test_connection_without_a_complete_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_listener, "SILENT_S", 0.1)
     port = free_port()
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
-    await door.open(f"127.0.0.1:{port}")
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    await listener.open(f"127.0.0.1:{port}")
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
     async with asyncio.timeout(PATIENCE_S):
         assert await reader.read() == b""
     writer.close()
-    await door.close()
+    await listener.close()
 
 
 @pytest.mark.parametrize(
@@ -353,10 +354,10 @@ async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypa
     ],
     ids=["path", "url", "long", "headers", "length"],
 )
-async def test_what_a_client_sends_wrongly_is_answered_and_not_logged(
+async def test_malformed_request_is_answered_and_not_logged(
     url: str, request_: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each left a traceback of a kilobyte in the node's log."""
+    """Each malformed request left a traceback of a kilobyte in the node's log."""
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request_)
@@ -366,7 +367,7 @@ async def test_what_a_client_sends_wrongly_is_answered_and_not_logged(
     assert not [record for record in caplog.records if record.levelno >= logging.INFO]
 
 
-async def test_what_fails_in_here_is_logged(
+async def test_internal_error_is_logged(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(self: Shown) -> list[str]:
@@ -377,7 +378,7 @@ async def test_what_fails_in_here_is_logged(
     assert "broken" in caplog.text
 
 
-async def test_only_reading_is_allowed(url: str) -> None:
+async def test_only_get_and_head_are_allowed(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{url}/metrics", data=b"x") as answer:
             assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
@@ -407,7 +408,7 @@ def samples(part: str, values: dict[str, Any]) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_counters_and_units_are_named_as_prometheus_wants() -> None:
+def test_counters_and_units_follow_prometheus_names() -> None:
     found = samples("bookie", {"adds": 3, "readonly": True, "disk_bytes": 7})
     assert found == {
         ("kvstore_bookie_adds_total",): 3,
@@ -420,7 +421,7 @@ def test_declared_metrics_follow_the_conventions_of_prometheus() -> None:
     every = [each for part in METRICS.values() for each in part]
     assert [each.name for each in every if each.name.endswith(("_s", "_ms"))] == []
     assert [each.name for each in every if not each.text.endswith(".")] == []
-    assert [each.name for each in every if (each.kind is Kind.COUNTER) != each.name.endswith("_total")] == []
+    assert [each.name for each in every if (each.kind is MetricKind.COUNTER) != each.name.endswith("_total")] == []
     assert len(DECLARED) == len(every)
     by_table = {
         part: {each.label for each in every if each.name.startswith(part)} for part in ("partition", "namespace")
@@ -428,8 +429,8 @@ def test_declared_metrics_follow_the_conventions_of_prometheus() -> None:
     assert by_table == {part: {part} for part in by_table}, "a table of tables is labelled by its part"
 
 
-def test_each_source_is_published_as_one_metric() -> None:
-    """Two metrics that may come from one number would take it from each other."""
+def test_every_source_is_published_as_one_metric() -> None:
+    """Two metrics with one source would take the number from each other."""
     taken = Counter(source for each in DECLARED.values() for source in each.sources if source not in DECLARED)
     assert [source for source, count in taken.items() if count > 1] == []
     assert (declared("bookie_adds"), declared("server_watches")) == (
@@ -439,7 +440,7 @@ def test_each_source_is_published_as_one_metric() -> None:
     assert "no_such_total" in declared("no_such_total").text
 
 
-def test_a_histogram_is_published_in_seconds_and_its_buckets_add_up() -> None:
+def test_histogram_is_published_in_seconds_with_cumulative_buckets() -> None:
     sync = Histogram(1e-6)
     for seconds in (0.0001, 0.001, 0.001, 100.0):
         sync.add(seconds)
@@ -455,7 +456,7 @@ def test_a_histogram_is_published_in_seconds_and_its_buckets_add_up() -> None:
     assert list(buckets.values()) == sorted(buckets.values())
 
 
-def test_each_door_labels_its_histograms_by_its_own_word() -> None:
+def test_every_endpoint_has_its_own_histogram_label() -> None:
     found = samples("server", {"resp_command_s": {"GET": Histogram(1e-6)}, "grpc_call_s": {"Get": Histogram(1e-6)}})
     assert found["kvstore_server_resp_command_seconds_count", "GET"] == 0
     assert found["kvstore_server_grpc_call_seconds_count", "Get"] == 0
@@ -467,28 +468,28 @@ def test_each_door_labels_its_histograms_by_its_own_word() -> None:
     assert labels == {("method", "le"), ("method",)}
 
 
-def test_a_replica_that_leads_or_has_stopped_says_so_in_numbers() -> None:
+def test_leading_or_stopped_replica_is_published_as_numbers() -> None:
     rows = {"p1": {"role": "serving", "failure": None}, "p2": {"role": "following", "failure": "its state differs"}}
     found = samples("partitions", rows)
     assert (found["kvstore_partition_is_leader", "p1"], found["kvstore_partition_is_leader", "p2"]) == (1, 0)
     assert (found["kvstore_partition_has_failed", "p1"], found["kvstore_partition_has_failed", "p2"]) == (0, 1)
 
 
-def test_a_move_makes_no_metrics_of_its_own_name() -> None:
-    """Each had a new name, that nothing documents and no alarm can know."""
+def test_move_adds_no_metric_of_its_own_name() -> None:
+    """Each move had a new name, which nothing documents and no alert can know."""
     with_move = {"p1": {"role": "serving", "seq": 7, "moves": {"12": {"rows": 3, "bytes": 400}}}}
     without = {"p1": {"role": "serving", "seq": 7, "moves": {}}}
     assert samples("partitions", with_move) == samples("partitions", without)
 
 
-def test_nothing_to_count_makes_no_metrics() -> None:
+def test_no_numbers_make_no_metrics() -> None:
     assert list(metrics_of("server", {})) == []
     assert list(metrics_of("server", {"name": "text"})) == []
 
 
 @pytest.mark.parametrize(("costs_s", "old_s"), [(0.3, 3.0), (0.02, 1.0), (0.001, 1.0)])
-def test_a_costly_page_is_made_rarely_however_often_it_is_asked_for(costs_s: float, old_s: float) -> None:
-    """It takes a tenth of the event loop at most, and is made once a second at most."""
+def test_costly_page_is_made_rarely(costs_s: float, old_s: float) -> None:
+    """The page takes at most a tenth of the event loop, and is made at most once a second."""
     now, made = 0.0, 0
 
     def make() -> bytes:
@@ -496,7 +497,7 @@ def test_a_costly_page_is_made_rarely_however_often_it_is_asked_for(costs_s: flo
         now, made = now + costs_s, made + 1
         return b"%.3f" % now
 
-    page = http_door.Rested(make, lambda: now)
+    page = http_listener.ThrottledPage(make, lambda: now)
     assert page.take() == page.take() == b"%.3f" % costs_s
     for _ in range(10_000):
         page.take()
@@ -506,7 +507,7 @@ def test_a_costly_page_is_made_rarely_however_often_it_is_asked_for(costs_s: flo
     assert now - float(page.take()) <= old_s, "it is not old"
 
 
-async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> None:
+async def test_only_probes_need_no_certificate(tmp_path: Path) -> None:
     authority, address = trustme.CA(), f"127.0.0.1:{free_port()}"
     issued = authority.issue_cert("127.0.0.1")
     ca, cert, key, other = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem", "other.pem"))
@@ -516,18 +517,18 @@ async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> N
     trustme.CA().issue_cert("a.example").private_key_and_cert_chain_pem.write_to_path(str(other))
     certificates = Certificates(Tls(ca=ca, cert=cert, key=key, verify_clients=True))
     refused: list[str] = []
-    door = HttpDoor(
+    listener = HttpListener(
         *(Shown(), transport_of(certificates), Beat()),
         wants_certificate=True,
         note_refused=lambda request, error: refused.append(f"{request.path} {error}"),
     )
-    await door.open(address)
+    await listener.open(address)
     stranger, known, another = (ssl.create_default_context(cafile=str(ca)) for _ in range(3))
     known.load_cert_chain(cert, key)
     another.load_cert_chain(other)
     url = f"https://{address}"
-    for round_ in range(2):  # the second by contexts that were read anew
-        for path in http_door.HEALTH:
+    for round_ in range(2):  # the second connection uses certificates that were read again
+        for path in http_listener.HEALTH:
             assert (await fetch(f"{url}{path}", ssl=stranger))[0] == 200, round_
         for path in ("/", "/metrics"):
             assert (await fetch(f"{url}{path}", ssl=stranger))[0] == 403, round_
@@ -536,13 +537,13 @@ async def test_probes_need_no_certificate_and_all_else_does(tmp_path: Path) -> N
             await fetch(f"{url}/healthz", ssl=another)
         cert.touch()
         assert certificates.look()
-    text = "expected a client's certificate, got none; only health is shown without one"
+    text = "expected a client certificate, got none; without one only the health pages are available"
     assert refused == [f"{path} {text}" for path in ("/", "/metrics")] * 2
     listener = await transport_of(certificates).listen("127.0.0.1:0", asyncio.Protocol)  # type: ignore[arg-type]
     host, _, port = listener.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=stranger)
-    with pytest.raises((OSError, asyncio.IncompleteReadError)):  # TLS 1.3 tells it with the first bytes
+    with pytest.raises((OSError, asyncio.IncompleteReadError)):  # TLS 1.3 reports it with the first bytes
         await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
     writer.transport.abort()
     listener.close()
-    await door.close()
+    await listener.close()

@@ -1,4 +1,4 @@
-"""What many ask about a server is made once for all of them, after they asked, and seldom."""
+"""Shared answers about a server: made once for all waiting clients, after they asked, and seldom."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvstore.server.redis.fresh import RESTS, Fresh
+from kvstore.server.redis.shared_answer import PAUSE_FACTOR, SharedAnswer
 
 
 class Pages:
@@ -24,7 +24,7 @@ class Pages:
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
-    """Their waiting is counted and not done."""
+    """Pages whose delays are recorded and not waited for."""
     found = Pages()
 
     def call_later(self: asyncio.BaseEventLoop, delay: float, callback: object, *arguments: object) -> object:
@@ -36,23 +36,23 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
     return found
 
 
-async def test_all_who_wait_get_the_same_and_who_asks_later_a_later_one(pages: Pages) -> None:
-    fresh = Fresh(pages.make, lambda: pages.time)
+async def test_waiting_clients_share_an_answer_and_later_ones_get_a_later_one(pages: Pages) -> None:
+    fresh = SharedAnswer(pages.make, lambda: pages.time)
     assert await asyncio.gather(*(fresh.take() for _ in range(5))) == [1] * 5
     assert await fresh.take() == 2
 
 
-async def test_it_takes_a_tenth_of_the_event_loop_at_most(pages: Pages) -> None:
-    fresh = Fresh(pages.make, lambda: pages.time)
+async def test_answers_take_a_tenth_of_the_event_loop_at_most(pages: Pages) -> None:
+    fresh = SharedAnswer(pages.make, lambda: pages.time)
     for _ in range(3):
         await fresh.take()
-    assert pages.delays == [0, RESTS, RESTS]
+    assert pages.delays == [0, PAUSE_FACTOR, PAUSE_FACTOR]
 
 
-async def test_who_waits_is_told_when_it_cannot_be_made(pages: Pages) -> None:
+async def test_waiting_clients_get_the_error_of_a_failed_answer(pages: Pages) -> None:
     def fail() -> int:
         raise ValueError("no")
 
-    fresh = Fresh(fail, lambda: pages.time)
+    fresh = SharedAnswer(fail, lambda: pages.time)
     with pytest.raises(ValueError, match="no"):
         await fresh.take()

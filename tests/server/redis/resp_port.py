@@ -1,4 +1,4 @@
-"""A Redis door on loopback, and a plain socket to speak with it."""
+"""A Redis port on loopback, and a plain socket to talk to it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.ports import Stream, StreamHandler, nothing_has_ended
 from kvstore.server.access.identities import Access
 from kvstore.server.config import Limits
-from kvstore.server.redis.door import Leave, RespServer
+from kvstore.server.redis.listener import Leave, RespServer
 from kvstore.server.redis.plans import CommandError
 from tests.server.backends import OneServer, one_server
 from tests.waiting import PATIENCE_S
 
 
 class Raw:
-    """Bytes in, bytes out."""
+    """A socket that sends and receives bytes unchanged."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def ask(self, data: bytes, expected: bytes) -> bytes:
-        """Send `data`; as many bytes back as `expected` has."""
+        """Send `data` and return as many bytes as `expected` has."""
         self.writer.write(data)
         return await self.read(len(expected))
 
@@ -52,8 +52,8 @@ class Raw:
         self.writer.close()
 
 
-class Door:
-    """The door, its backend and its address."""
+class RespPort:
+    """The Redis port, its backend and its address."""
 
     def __init__(self, server: RespServer, backend: OneServer, address: str) -> None:
         self.server, self.backend = server, backend
@@ -77,7 +77,7 @@ def refuse_peers(words: list[bytes], stream: Stream, leave: Leave) -> StreamHand
 
 
 @asynccontextmanager
-async def redis_door(
+async def redis_port(
     root: Path,
     *,
     partitions: int = 3,
@@ -86,7 +86,7 @@ async def redis_door(
     access: Access | None = None,
     allows_flush: bool = False,
     audit: AuditLines | None = None,
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[RespPort]:
     async with one_server(root, partitions) as (env, backend):
         env = replace(env, report_syncs=report_syncs, audit=audit or AuditLines())
         facts = {"Kvstore": {"node_id": "n1"}}
@@ -95,7 +95,7 @@ async def redis_door(
         )
         address = await server.open("127.0.0.1:0")
         try:
-            yield Door(server, backend, address)
+            yield RespPort(server, backend, address)
         finally:
             backend.let_go()
             await server.close()
