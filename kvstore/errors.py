@@ -13,6 +13,7 @@ StoreError
 │   │   ├── NotCaughtUp       a replica has not applied what the session token asks for
 │   │   └── NoSuchPin         a replica does not keep the pinned position (any more); another one may
 │   ├── InvalidRequest        malformed, too large, or over two partitions; says what was expected and what came
+│   │   └── NotThere          a change names a user, role, right, token or namespace that does not exist
 │   ├── ConditionFailed       the version or absence asked for was not met; carries the version found
 │   ├── QuotaExceeded         a namespace's keys or bytes; carries which, how many are used, and the limit
 │   ├── NotAuthenticated      nobody has said who asks, or not rightly

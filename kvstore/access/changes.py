@@ -25,7 +25,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundAdmin:
     """Make the first administrator and ask everybody who he is, in one step: nobody comes in between."""
 
     name: str
@@ -111,7 +111,7 @@ class RemoveToken:
 
 Change = (
     Switch
-    | Found
+    | FoundAdmin
     | AddUser
     | RemoveUser
     | SetPassword
@@ -144,7 +144,7 @@ def _applied(table: AccessTable, change: Change) -> AccessTable:
     match change:
         case Switch(is_on):
             return replace(table, is_on=is_on)
-        case Found():
+        case FoundAdmin():
             return _found(table, change)
         case AddUser():
             return _add_user(table, change)
@@ -178,7 +178,7 @@ def _applied(table: AccessTable, change: Change) -> AccessTable:
             assert_never(change)
 
 
-def _found(table: AccessTable, change: Found) -> AccessTable:
+def _found(table: AccessTable, change: FoundAdmin) -> AccessTable:
     known = table.user_or_none(change.name)
     is_done = known is not None and known.password == change.password and ADMIN in known.roles
     if table.is_on and not (is_done or change.replaces_lost):

@@ -32,7 +32,7 @@ Amounts = dict[str, Amount]
 NOTHING = Amount()
 
 
-class Report(Struct, array_like=True, frozen=True):
+class UsageReport(Struct, array_like=True, frozen=True):
     """Use of namespaces in one partition, as its leader has it."""
 
     partition: PartitionId
@@ -42,7 +42,7 @@ class Report(Struct, array_like=True, frozen=True):
     """False while its leader counts, and goes by what was known before."""
 
 
-class Own(Protocol):
+class PartitionUsage(Protocol):
     """The usage of a partition that is led here: kvstore.partition.leading.usage.Usage."""
 
     @property
@@ -56,7 +56,7 @@ class Own(Protocol):
         """Count some more keys; True once there is nothing to count. Raises OSError."""
         ...
 
-    def report(self) -> Report: ...
+    def report(self) -> UsageReport: ...
     def forget(self, names: Iterable[str]) -> None:
         """Drop what was counted under these names: it was of other keys."""
         ...
@@ -71,8 +71,8 @@ class Book:
         self.prefixes = Prefixes(())
         self.generation = 0
         """How often the prefixes have changed: what was counted for others is no count."""
-        self.led: dict[PartitionId, Own] = {}
-        self.heard: dict[PartitionId, Report] = {}
+        self.led: dict[PartitionId, PartitionUsage] = {}
+        self.heard: dict[PartitionId, UsageReport] = {}
         self._elsewhere: Amounts | None = None
         """Sums of what is heard of partitions that are not led here; None: to be summed anew."""
         self.refused: Counter[tuple[str, str]] = Counter()
@@ -140,12 +140,12 @@ class Book:
                 found.append(partition)
         return found
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[UsageReport]:
         """Of what is led here."""
         return [self.led[partition].report() for partition in sorted(self.led)]
 
     # docs/protocol.md N3
-    def hear(self, reports: Iterable[Report], marks: Mapping[str, int] | None = None) -> None:
+    def hear(self, reports: Iterable[UsageReport], marks: Mapping[str, int] | None = None) -> None:
         """Take in what another server reports. A later lead's report stands, whatever a former leader still says.
         `marks`: those of the prefixes that the other one counts."""
         mine = self.marks()
@@ -168,13 +168,13 @@ class Book:
             del self.heard[partition]
         self._elsewhere = None
 
-    def leave(self, partition: PartitionId, own: Own) -> None:
+    def leave(self, partition: PartitionId, own: PartitionUsage) -> None:
         """A lead has ended. What it had stays until its successor reports."""
         if self.led.get(partition) is own:
             del self.led[partition]
             self.hear([own.report()])
 
-    def lead(self, partition: PartitionId, own: Own) -> Amounts:
+    def lead(self, partition: PartitionId, own: PartitionUsage) -> Amounts:
         """A partition is led here from now on, until it leaves. Returns what was last known of it, which holds until it
         is counted."""
         former = self.led.get(partition)
@@ -204,10 +204,10 @@ def add(amounts: Amounts, name: str, keys: int, size: int) -> None:
     amount.bytes += size
 
 
-class Said(Struct, array_like=True, frozen=True):
+class UsageAnswer(Struct, array_like=True, frozen=True):
     """A server's answer to another one. New fields come last, and have a default."""
 
-    reports: list[Report]
+    reports: list[UsageReport]
     wanted: dict[str, float] = {}
     """Operations per second that its clients asked for, by namespace, refused ones too."""
     refused: dict[str, dict[str, int]] = {}
@@ -216,13 +216,13 @@ class Said(Struct, array_like=True, frozen=True):
     """Of the prefixes that it counts: Book.marks."""
 
 
-_decoder = msgspec.msgpack.Decoder(Said)
+_decoder = msgspec.msgpack.Decoder(UsageAnswer)
 
 
-def encode(said: Said) -> bytes:
+def encode(said: UsageAnswer) -> bytes:
     return msgspec.msgpack.encode(said)
 
 
-def decode(body: bytes) -> Said:
+def decode(body: bytes) -> UsageAnswer:
     """Raises msgspec.MsgspecError."""
     return _decoder.decode(body)

@@ -14,7 +14,7 @@ from kvstore.namespaces.book import Amount, Book
 from kvstore.namespaces.table import Namespace
 
 
-class Step(NamedTuple):
+class UsageStep(NamedTuple):
     """The part of one effect."""
 
     key: bytes
@@ -33,7 +33,7 @@ class Meter:
         self._used: dict[str, Amount] = {}
         """With what this entry adds; of the namespaces that it touches."""
         self._is_together = False
-        self.steps: list[Step] = []
+        self.steps: list[UsageStep] = []
 
     # docs/protocol.md N1
     def put(self, key: bytes, value_bytes: int, old_bytes: int | None) -> None:
@@ -46,13 +46,13 @@ class Meter:
         if not self._is_together:
             self._check(namespace, keys, more)
         if keys or more:
-            self._add(Step(key, namespace, keys, more))
+            self._add(UsageStep(key, namespace, keys, more))
 
     def delete(self, key: bytes, old_bytes: int) -> None:
         """The key, whose value has had so many bytes, will be absent."""
         namespace = self._book.find(key)
         if namespace is not None:
-            self._add(Step(key, namespace, -1, -len(key) - old_bytes))
+            self._add(UsageStep(key, namespace, -1, -len(key) - old_bytes))
 
     # docs/protocol.md N4
     def expiry_ms(self, key: bytes, now_ms: int) -> int:
@@ -87,7 +87,7 @@ class Meter:
         del self.steps[mark:]
         self._is_together = False
 
-    def _add(self, step: Step) -> None:
+    def _add(self, step: UsageStep) -> None:
         used = self._used_by(step.namespace.name)
         used.keys += step.keys
         used.bytes += step.bytes

@@ -56,7 +56,7 @@ class _Wait:
             self.timeout.reschedule(now)
 
 
-class Calls:
+class ServerCalls:
     """The calls of one gRPC server."""
 
     def __init__(self, known: KnownNetworks | None = None, carried: Mapping[str, str] | None = None) -> None:

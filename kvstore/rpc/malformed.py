@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.env.networks import KnownNetworks
 from kvstore.errors import InvalidRequest
-from kvstore.rpc.calls import Calls
+from kvstore.rpc.calls import ServerCalls
 from kvstore.rpc.gate import Gate, Passage
 from kvstore.rpc.status import abort
 
@@ -37,9 +37,9 @@ class Guarded:
         known: KnownNetworks | None = None,
         carried: Mapping[str, str] | None = None,
     ) -> None:
-        """Without a gate nobody is asked who he is. `known`, `carried`: as in Calls."""
+        """Without a gate nobody is asked who he is. `known`, `carried`: as in ServerCalls."""
         self._server, self._gate = server, gate
-        self._calls = Calls(known, carried)
+        self._calls = ServerCalls(known, carried)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls, self._gate) for each in handlers))
@@ -49,7 +49,7 @@ class Guarded:
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    def __init__(self, inner: grpc.GenericRpcHandler, calls: Calls, gate: Gate | None) -> None:
+    def __init__(self, inner: grpc.GenericRpcHandler, calls: ServerCalls, gate: Gate | None) -> None:
         self._inner, self._calls, self._gate = inner, calls, gate
         self._known: dict[str, Any] = {}
 
@@ -60,7 +60,7 @@ class _Handlers(grpc.GenericRpcHandler):
         return found
 
 
-def _guarded(handler: Any, calls: Calls, passage: Passage) -> Any:
+def _guarded(handler: Any, calls: ServerCalls, passage: Passage) -> Any:
     """Methods with one request get it from us as well: towards gRPC they are streams, which begin with the headers."""
     if handler.request_streaming:
         is_generator = inspect.isasyncgenfunction(handler.stream_stream)
@@ -88,7 +88,7 @@ def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return parse_or_say_why
 
 
-def _unary(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
+def _unary(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
     async def answer(_: Any, context: Any) -> Any:
         address = await calls.begin(context)
         try:
@@ -103,7 +103,7 @@ def _unary(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     return answer
 
 
-def _lasting(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
+def _lasting(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
     """One that writes its answers, for as long as its client likes."""
 
     async def answer(_: Any, context: Any) -> Any:
@@ -118,7 +118,7 @@ def _lasting(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     return answer
 
 
-def _open(handler: Any, calls: Calls, passage: Passage) -> Behaviour:
+def _open(handler: Any, calls: ServerCalls, passage: Passage) -> Behaviour:
     """One that needs no user. It writes its answer itself, also where that is the only one, so that it counts until its
     client has taken the answer."""
     lasts = handler.response_streaming
@@ -137,7 +137,7 @@ def _open(handler: Any, calls: Calls, passage: Passage) -> Behaviour:
     return answer
 
 
-def _generating(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
+def _generating(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
     async def answer(_: Any, context: Any) -> AsyncIterator[Any]:
         address = await calls.begin(context)
         try:
@@ -151,14 +151,14 @@ def _generating(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behavio
     return answer
 
 
-async def _request(context: Any, calls: Calls, address: str) -> Any:
+async def _request(context: Any, calls: ServerCalls, address: str) -> Any:
     request = await calls.message(context, address)
     if request.__class__ is Malformed:
         await abort(context, request.error)
     return request
 
 
-def _streaming(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
+def _streaming(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
     """Its messages are parsed where it reads them."""
 
     async def answer(requests: Any, context: Any) -> Any:
@@ -174,7 +174,7 @@ def _streaming(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviou
     return answer
 
 
-def _streaming_pages(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
+def _streaming_pages(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
     """The same of one that yields its answers."""
 
     async def answer(requests: Any, context: Any) -> AsyncIterator[Any]:

@@ -123,13 +123,13 @@ def listed(kind: type[errors.StoreError]) -> type[errors.StoreError]:
 
 
 def http_status(error: errors.StoreError) -> int:
-    """The HTTP status of an error: by its gRPC status, but for refusals that pass by themselves, which are 503, and for
-    what there is no room for, which is 507: to come again later does not help."""
+    """Return the HTTP status of an error. It follows the gRPC status, with two exceptions: a Retryable error is always
+    429 or 503, because HTTP clients repeat only those, and QuotaExceeded is 507, because a repetition does not help."""
     kind = listed(type(error))
     if kind is errors.QuotaExceeded:
         return 507
     status = HTTP_OF_CODE[STATUS[kind]]
-    return 503 if status == 409 and issubclass(kind, errors.Retryable) else status
+    return 503 if status != 429 and issubclass(kind, errors.Retryable) else status
 
 
 def describe(error: errors.StoreError) -> Description:
@@ -161,7 +161,7 @@ def details_of(error: errors.StoreError) -> tuple[grpc.StatusCode, str, bytes]:
     return code, message, status.SerializeToString()
 
 
-class Failed(Protocol):
+class RpcFailure(Protocol):
     """The interface of a grpc.RpcError of either API."""
 
     def code(self) -> Any: ...
@@ -187,7 +187,7 @@ def connection_fault(text: str) -> str:
     return text if found is None else f"no connection to {found[1]}: {found[2]}"
 
 
-def from_rpc_error(failure: Failed) -> errors.StoreError:
+def from_rpc_error(failure: RpcFailure) -> errors.StoreError:
     """The StoreError that the server raised; or what gRPC's own failure says of the outcome, which is seldom much."""
     for key, value in failure.trailing_metadata() or ():
         if key == DETAILS_KEY:
@@ -195,7 +195,7 @@ def from_rpc_error(failure: Failed) -> errors.StoreError:
     return _from_code(failure)
 
 
-def is_answered(failure: Failed) -> bool:
+def is_answered(failure: RpcFailure) -> bool:
     """Whether a server of ours has raised it."""
     return any(key == DETAILS_KEY for key, _ in failure.trailing_metadata() or ())
 
@@ -209,7 +209,7 @@ def _from_details(serialized: bytes) -> errors.StoreError | None:
     return None
 
 
-def _from_code(failure: Failed) -> errors.StoreError:
+def _from_code(failure: RpcFailure) -> errors.StoreError:
     code, text = failure.code(), failure.details() or ""
     if code is Code.UNAVAILABLE and text.startswith(_NOT_SENT):
         return errors.Unavailable(connection_fault(text))

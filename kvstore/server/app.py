@@ -35,7 +35,7 @@ from kvstore.server.config import NodeConfig, Role
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import Hosting
-from kvstore.server.load.load import Load
+from kvstore.server.load.load import PartitionLoad
 from kvstore.server.load.sampler import LoadSampler, loads_of_cluster
 from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.peer.links import PeerLinks
@@ -50,8 +50,8 @@ from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.server.status.copy_count import CopyCount
 from kvstore.server.status.health_numbers import unserved_of
 from kvstore.server.status.ledger_survey import LedgerSurvey
-from kvstore.server.status.move_progress import Copied, Progress
-from kvstore.server.status.node_report import TlsTold
+from kvstore.server.status.move_progress import Copied, MoveProgress
+from kvstore.server.status.node_report import TlsStatus
 from kvstore.server.status.surveyor import Surveyor
 from kvstore.server.tracing.open import traced_backend
 from kvstore.server.write_probe import WriteProbe
@@ -80,7 +80,7 @@ class Node:
         self.rings: RingStore
         self.steward: Steward
         self.load_sampler: LoadSampler
-        self.progress: Progress
+        self.progress: MoveProgress
         self.feeds: Feeds
         self.dating: Dating
         self.surveyor: Surveyor
@@ -113,13 +113,13 @@ class Node:
         """Since it began to drain."""
         self._turn = asyncio.Lock()
         """Held while it is decided whether the node takes operations."""
-        self.door_histograms: Callable[[], Mapping[str, Any]] = dict
+        self.endpoint_histograms: Callable[[], Mapping[str, Any]] = dict
         """Of the doors that whoever called `serve` has opened."""
         self.resident_bytes: Callable[[], int] = lambda: 0
         """Memory that the process has; who called `serve` knows."""
         self.cpu_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         """Processor time that the process took, its own and the kernel's for it; who called `serve` knows."""
-        self.tls: TlsTold | None = None
+        self.tls: TlsStatus | None = None
         self.log_output = Output(config.log_output)
         """That of the process, if who called `serve` has opened one."""
         self.engine_statistics: Callable[[], Mapping[str, int]] = dict
@@ -230,7 +230,7 @@ class Node:
         if self.bookie is not None:
             found["bookie"] = self.bookie.histograms()
         if Role.SERVER in self.config.plays:
-            found["server"] = {**self.resp.histograms(), **self.door_histograms()}
+            found["server"] = {**self.resp.histograms(), **self.endpoint_histograms()}
         return found
 
     def backend_of(self, door: str) -> Backend:
@@ -245,7 +245,7 @@ class Node:
         """How far the moves are whose targets' leaders answer."""
         return await self.progress.of_cluster(self.links, self.id, sorted(self.topology.servers))
 
-    async def loads(self) -> dict[PartitionId, Load]:
+    async def loads(self) -> dict[PartitionId, PartitionLoad]:
         """Return every partition's load, as far as its leader answers."""
         return await loads_of_cluster(self.links, self.load_sampler, self.id, sorted(self.topology.servers))
 
@@ -298,13 +298,13 @@ class Node:
                 await self._handing_over
                 self._handing_over = None
                 await self.hosting.start()
-            await self.membership.announcement.say_draining(False)
+            await self.membership.announcement.announce_draining(False)
             await self._set_draining(False)
         log.info("node=%s takes operations again", self.id)
 
     async def _hand_over(self) -> None:
         await self.hosting.drain()
-        await self.membership.announcement.say_draining(True)
+        await self.membership.announcement.announce_draining(True)
 
     async def _set_draining(self, is_draining: bool) -> None:
         if self.is_draining is not is_draining:

@@ -61,8 +61,8 @@ from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.status.copy_count import CopyCount
 from kvstore.server.status.ledger_survey import LEDGERS, LedgerSurvey
-from kvstore.server.status.loss_watch import LossWatch
-from kvstore.server.status.move_progress import MOVES, Progress
+from kvstore.server.status.move_progress import MOVES, MoveProgress
+from kvstore.server.status.outage_watch import OutageWatch
 from kvstore.server.status.surveyor import STATUS, Surveyor
 from kvstore.server.tracing.open import open_traces
 from kvstore.server.write_probe import WriteProbe
@@ -119,7 +119,7 @@ async def serve(
             node.copy_count = CopyCount(node.env, node, view)
             stack.push_async_callback(node.copy_count.close)
             await _open_server(node, stack, logs, clock, Surveyor(node.env, node, view, bookies))
-            losses = LossWatch(node.env, node, view)
+            losses = OutageWatch(node.env, node, view)
             losses.start()
             stack.push_async_callback(losses.close)
             engines = (
@@ -137,7 +137,7 @@ async def serve(
             await doors(node, stack)
         node.is_open = True
         if Role.SERVER in config.plays:
-            await node.membership.announcement.tell_is_up()
+            await node.membership.announcement.announce_up()
         log.info("node=%s is up: %s", config.id, config.listeners())
         yield node
         await node.begin_stopping()
@@ -389,7 +389,7 @@ def _make_hosting(
     node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
     node.ledger_survey = LedgerSurvey(node.env.nursery, node, node.links, node.hosting)
     stack.push_async_callback(node.ledger_survey.close)
-    node.progress = Progress(node.hosting.leading)
+    node.progress = MoveProgress(node.hosting.leading)
 
 
 async def _host(node: Node, stack: AsyncExitStack) -> None:

@@ -38,7 +38,7 @@ FindEngines = Callable[[], list[PartitionId]]
 ROOM_S = 5.0
 """Between two attempts to begin a replica on a full disk."""
 LEFT_S = 1.0
-ANEW_S = (0.0, 60.0, 600.0, 3600.0)
+REBUILD_DELAYS_S = (0.0, 60.0, 600.0, 3600.0)
 """Before a damaged copy is made anew, by how often that has been done."""
 AGE_S = 60
 """Of the time for which a retired state is kept, what is counted at once. A restart may add so much to it."""
@@ -87,7 +87,7 @@ class Hosting:
         """Held while the metadata store is told that one of all these has stopped."""
         self._spoilt: set[PartitionId] = set()
         """Replicas whose copies are damaged, and are to be made anew now."""
-        self._made_anew: dict[PartitionId, int] = {}
+        self._rebuilt: dict[PartitionId, int] = {}
         """How often, since this process began."""
         self._held: set[PartitionId] = set()
         """Replicas that left and did not end in good order: this process may have their states open."""
@@ -108,7 +108,7 @@ class Hosting:
         self._forget = self._membership.on_topology(self._changed.set)
         await self._reconcile()
         self._nursery.spawn(self._follow(), name="follow the ring")
-        self._nursery.spawn(self._retire_strangers(), name="retire what has moved away")
+        self._nursery.spawn(self._retire_unassigned(), name="retire what has moved away")
         self._nursery.spawn(self._retire_left_now_and_then(), name="retire what has left")
         self._nursery.spawn(self._age(), name="age what is retired")
 
@@ -200,12 +200,12 @@ class Hosting:
                 replica.let_go()
                 self._spoil_engine(partition)
 
-    def _make_anew(self, partition: PartitionId) -> None:
+    def _rebuild(self, partition: PartitionId) -> None:
         """Now, if it is the first time. One that is found damaged again and again is a fault of the program's, and is
         not copied all the time."""
-        count = self._made_anew.get(partition, 0)
-        self._made_anew[partition] = count + 1
-        delay_s = ANEW_S[min(count, len(ANEW_S) - 1)]
+        count = self._rebuilt.get(partition, 0)
+        self._rebuilt[partition] = count + 1
+        delay_s = REBUILD_DELAYS_S[min(count, len(REBUILD_DELAYS_S) - 1)]
         log.error("partition=%s its copy here is damaged: it is made anew in %d s", partition, delay_s)
         asyncio.get_running_loop().call_later(delay_s, self._spoil, partition, self._hosted.get(partition))
 
@@ -214,7 +214,7 @@ class Hosting:
             self._spoilt.add(partition)
             self._changed.set()
 
-    async def _retire_strangers(self) -> None:
+    async def _retire_unassigned(self) -> None:
         """Set aside states whose replicas went elsewhere while this server was down, or while they stood still here."""
 
         def is_used(partition: PartitionId) -> bool:
@@ -274,7 +274,7 @@ class Hosting:
             await asyncio.sleep(AGE_S)
             try:
                 self._age_retired(AGE_S, self._keep_s)
-                await self._retire_strangers()
+                await self._retire_unassigned()
             except OSError as error:
                 log.warning("what is set aside does not age: %s", error)
 
@@ -299,7 +299,7 @@ class Hosting:
             log.error("partition=%s its replica here stands still: %s", partition, error)
             self._standing[partition] = error
             return
-        replica.on_outvoted(partial(self._make_anew, partition))
+        replica.on_outvoted(partial(self._rebuild, partition))
         self._hosted[partition] = replica
         self._dispatcher.host(partition, replica)
         await replica.start()

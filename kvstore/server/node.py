@@ -381,8 +381,8 @@ def _gateway(node: Node, doorman: HttpDoorman) -> Gateway:
     connections_max = node.config.limits.http_connections_max
     backend = backend_of_calls(node.env.traces, node.dispatcher, "http")
     gateway = Gateway(node.env, backend, node.id, node.feeds, batches, doorman, connections_max, node.scans)
-    others = node.door_histograms
-    node.door_histograms = lambda: {**others(), **gateway.statistics()}
+    others = node.endpoint_histograms
+    node.endpoint_histograms = lambda: {**others(), **gateway.statistics()}
     return gateway
 
 
@@ -420,7 +420,7 @@ async def _doors(certificates: Certificates | None, node: Node, stack: AsyncExit
     door = GrpcDoor(node.env, node.backend_of("grpc"), node.id, node, node.config.limits.grpc_connections_max)
     await door.open(node.config.grpc, certificates)
     stack.push_async_callback(door.close)
-    node.door_histograms = door.histograms
+    node.endpoint_histograms = door.histograms
     node.on_serving.append(door.set_serving)
 
 

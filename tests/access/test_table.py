@@ -10,7 +10,7 @@ from kvstore.access import (
     AddRole,
     AddUser,
     Change,
-    Found,
+    FoundAdmin,
     Grant,
     GrantRight,
     GrantRole,
@@ -55,25 +55,27 @@ TENANT = (
 
 
 def test_founding_makes_an_administrator_and_asks_everybody_in_one_step() -> None:
-    table = table_of(AddUser("anna", OTHER), AddUser("root"), AddRole("r"), GrantRole("root", "r"), Found("root", HASH))
+    table = table_of(
+        AddUser("anna", OTHER), AddUser("root"), AddRole("r"), GrantRole("root", "r"), FoundAdmin("root", HASH)
+    )
     assert table.is_on
     assert table.user_or_none("root") == User("root", HASH, ("admin", "r"))
-    assert table_of(Found("root", HASH)).user_or_none("root") == User("root", HASH, ("admin",))
-    for again in (Found("root", OTHER), Found("other", HASH), Found("anna", OTHER)):
+    assert table_of(FoundAdmin("root", HASH)).user_or_none("root") == User("root", HASH, ("admin",))
+    for again in (FoundAdmin("root", OTHER), FoundAdmin("other", HASH), FoundAdmin("anna", OTHER)):
         with pytest.raises(InvalidRequest, match="on already"):
             applied(table if again.name != "anna" else table_of(*TENANT, SetPassword("anna", OTHER)), again)
     with pytest.raises(InvalidRequest, match="hash, got none"):
-        applied(AccessTable(), Found("root", ""))
+        applied(AccessTable(), FoundAdmin("root", ""))
 
 
 def test_whoever_reaches_the_table_takes_the_place_of_an_administrator_who_is_lost_and_all_else_stays() -> None:
-    table = table_of(*TENANT, SetPassword("anna", OTHER), Found("root", HASH))
-    found = applied(table, Found("root", OTHER, replaces_lost=True))
+    table = table_of(*TENANT, SetPassword("anna", OTHER), FoundAdmin("root", HASH))
+    found = applied(table, FoundAdmin("root", OTHER, replaces_lost=True))
     assert found.user_or_none("root") == User("root", OTHER, ("admin",))
     assert (found.user_or_none("anna"), found.roles, found.is_on) == (table.user_or_none("anna"), table.roles, True)
-    assert applied(found, Found("root", OTHER, replaces_lost=True)) == found
+    assert applied(found, FoundAdmin("root", OTHER, replaces_lost=True)) == found
     tokens = (Token("ab" * 6, "anna", "cd" * 32, 5), Token("ef" * 6, "root", "cd" * 32, 5))
-    with_tokens = applied(replace(table, tokens=tokens), Found("root", OTHER, replaces_lost=True))
+    with_tokens = applied(replace(table, tokens=tokens), FoundAdmin("root", OTHER, replaces_lost=True))
     assert with_tokens.tokens == tokens[:1], "as with any other password of his"
 
 

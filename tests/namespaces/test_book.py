@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from kvstore.errors import QuotaExceeded
-from kvstore.namespaces import Book, Meter, Namespace, NamespaceTable, Report
-from kvstore.namespaces.book import Amount, Amounts, Said, add, decode, encode
+from kvstore.namespaces import Book, Meter, Namespace, NamespaceTable, UsageReport
+from kvstore.namespaces.book import Amount, Amounts, UsageAnswer, add, decode, encode
 from kvstore.types import PartitionId
 
 LIMIT = 200
@@ -30,20 +30,20 @@ class Led:
     def count_some(self) -> bool:
         return True
 
-    def report(self) -> Report:
-        return Report(self.partition, self.epoch, self.amounts)
+    def report(self) -> UsageReport:
+        return UsageReport(self.partition, self.epoch, self.amounts)
 
     def forget(self, names: Iterable[str]) -> None:
         for name in names:
             self.amounts.pop(name, None)
 
 
-def copied(book: Book) -> list[Report]:
-    return decode(encode(Said(book.reports()))).reports
+def copied(book: Book) -> list[UsageReport]:
+    return decode(encode(UsageAnswer(book.reports()))).reports
 
 
-def of(partition: PartitionId, epoch: int, keys: int) -> Report:
-    return Report(partition, epoch, {"n": Amount(keys, keys)})
+def of(partition: PartitionId, epoch: int, keys: int) -> UsageReport:
+    return UsageReport(partition, epoch, {"n": Amount(keys, keys)})
 
 
 # docs/protocol.md N3
@@ -99,7 +99,7 @@ def test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_o
     same = NamespaceTable(namespaces=(Namespace(name="n", prefix=b"n/", keys_max=7),))
     book.take(same)
     assert book.used("n").keys == 14, "another quota is no other namespace"
-    former = encode(Said([of(P2, 1, 5)], marks=book.marks()))
+    former = encode(UsageAnswer([of(P2, 1, 5)], marks=book.marks()))
     book.take(NamespaceTable())
     book.take(NamespaceTable(namespaces=(Namespace(name="n", prefix=b"other/", keys_max=7),)))
     assert book.used("n").keys == 0

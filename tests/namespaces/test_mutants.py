@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.namespaces import book, rates
-from kvstore.namespaces.book import Book, Report
+from kvstore.namespaces.book import Book, UsageReport
 from kvstore.namespaces.meter import Meter
 from kvstore.partition.leading.evaluate import Evaluator
 from kvstore.partition.leading.usage import Usage
@@ -69,7 +69,7 @@ def go_by_nothing_until_it_is_counted(patch: Patch) -> None:
 
 
 def believe_whoever_spoke_last(patch: Patch) -> None:
-    def hear(self: Book, reports: Iterable[Report], marks: Any = None) -> None:
+    def hear(self: Book, reports: Iterable[UsageReport], marks: Any = None) -> None:
         self.heard |= {report.partition: report for report in reports}
         self._elsewhere = None
 

@@ -54,7 +54,7 @@ async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_a
     batch.put(rows.VERSION_KEY, rows.encode_version(9))
     engines[P1].write(batch)
     hosting._hosted, hosting._standing, hosting._open_engine = {}, {}, engines.__getitem__
-    hosting._make_anew, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
+    hosting._rebuild, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
 
     def made(partition: PartitionId, engine: MemoryEngine) -> Any:
         state = State(partition, engine, PartitionConfig())
@@ -144,7 +144,7 @@ async def test_a_state_that_has_moved_away_is_set_aside_once_the_metadata_store_
 
     hosting._retire_engine = retire
     store.suspend()
-    await hosting._retire_strangers()
+    await hosting._retire_unassigned()
     assert aside == []
     aging = asyncio.create_task(hosting._age())
     store.resume()
@@ -153,10 +153,10 @@ async def test_a_state_that_has_moved_away_is_set_aside_once_the_metadata_store_
         return bool(aside)
 
     await wait_until(is_aside)
-    await hosting._retire_strangers()
+    await hosting._retire_unassigned()
     aging.cancel()
     assert (aside, engines) == ([P1], [P2]), "one whose files may be open stays"
     hosting._rings.ring = new_ring([P1, P2], {N1: ""}, 1)
     engines.append(P1)
-    await hosting._retire_strangers()
+    await hosting._retire_unassigned()
     assert aside == [P1], "one that is about to begin here stays, whatever a former ring says"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from kvstore.access.ranges import end_of_prefix
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.namespaces.book import Amounts, Book, Report, add
+from kvstore.namespaces.book import Amounts, Book, UsageReport, add
 from kvstore.namespaces.meter import Meter
 from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.state.overlay import Overlay
@@ -60,9 +60,9 @@ class Usage:
         """Whether the count is that of the state, to the byte."""
         return self._counting is None and self._is_of_now()
 
-    def report(self) -> Report:
+    def report(self) -> UsageReport:
         """The use as other servers are told of it."""
-        return Report(self._state.partition, self._epoch, self.amounts, self.is_counted)
+        return UsageReport(self._state.partition, self._epoch, self.amounts, self.is_counted)
 
     def meter(self) -> Meter:
         """Make the meter of the next entry."""

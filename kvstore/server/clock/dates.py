@@ -22,7 +22,7 @@ APART_MS = 3_000
 RATE = 0.01
 """Share of elapsed time by which the date moves towards wall clocks at most: 36 s an hour. A session's owner counts
 less of its ttl than that takes away (kvstore.client.coordination.lease.CLOCK_RATE)."""
-HEARD_S = 5.0
+ANSWER_S = 5.0
 """Time for which an answer counts, in addition to the time of one round of questions."""
 ALONE_S = 30.0
 """Time that a process without a date waits for servers that do not answer before wall clocks count."""
@@ -34,7 +34,7 @@ ARRIVED_MS = 10.0
 """Distance from the wall clocks at which a date is no longer moving."""
 
 
-class Heard(NamedTuple):
+class PeerClock(NamedTuple):
     """Clocks of another server by its last answer, as offsets from this server's monotonic clock."""
 
     offset_ms: float | None
@@ -53,7 +53,7 @@ class Heard(NamedTuple):
         """Return True if its date or its wall clock agrees with that one."""
         return self.has(offset_ms) or abs(self.wall_ms - offset_ms) <= BOUND_MS
 
-    def is_like(self, other: Heard | None) -> bool:
+    def is_like(self, other: PeerClock | None) -> bool:
         """Return True if a judgement by the other one would be the same."""
         if other is None or self.is_sure is not other.is_sure or abs(self.wall_ms - other.wall_ms) >= CALM_MS:
             return False
@@ -62,7 +62,7 @@ class Heard(NamedTuple):
         return abs(self.offset_ms - other.offset_ms) < CALM_MS
 
 
-class Judge:
+class ClockJudge:
     """The judgement of one server. `now` is always its monotonic clock in seconds; an offset is a date less that."""
 
     def __init__(self, server: ServerId, now: float, wall_ms: int, kept_ms: float | None = None) -> None:
@@ -78,7 +78,7 @@ class Judge:
         """Offset of the date."""
         self._shown_ms: float | None = None
         """What clients are told before the first date; None: nothing."""
-        self._heard: dict[ServerId, Heard] = {}
+        self._heard: dict[ServerId, PeerClock] = {}
         self._calm_until = now
         self.has_date = kept_ms is not None
         """True if elapsed time explains the date, from a server that had one or from a majority's first agreement."""
@@ -115,11 +115,11 @@ class Judge:
         """The milliseconds by which the wall clock is ahead of the date."""
         return self._wall_ms - self.offset_ms
 
-    def told_ms(self, now: float) -> int:
+    def reported_ms(self, now: float) -> int:
         """Return the date that other servers are told: the wall clock's if this server is not sure."""
         return int(now * 1000 + (self.offset_ms if self.is_sure else self._wall_ms))
 
-    def hear(self, server: ServerId, heard: Heard) -> None:
+    def hear(self, server: ServerId, heard: PeerClock) -> None:
         """Take in what another server has said."""
         if server == self._server:
             return
@@ -131,7 +131,7 @@ class Judge:
         """Return True if look() would find what it found last. Never while something is in doubt."""
         return now < self._calm_until and -CALM_MS < wall_ms - now * 1000 - self._wall_ms < CALM_MS
 
-    def look(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = HEARD_S) -> None:
+    def look(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = ANSWER_S) -> None:
         """Judge by what the clocks say now. `servers`: all servers of the ring, perhaps with this one; an answer counts
         for `heard_s`."""
         elapsed_s = min(max(0.0, now - self._sampled_at), AWAKE_S)
@@ -158,7 +158,7 @@ class Judge:
             self._moved_apart_at, self.is_confirmed = now, False  # the monotonic clock may have missed time
         self._wall_ms, self._sampled_at = wall, now
 
-    def _begin(self, others: Sequence[Heard], majority: int) -> None:
+    def _begin(self, others: Sequence[PeerClock], majority: int) -> None:
         """Take the first date: of a server that has one, or of wall clocks once nobody else can have one."""
         dated = [each.offset_ms for each in others if each.offset_ms is not None]
         if dated:
@@ -181,15 +181,15 @@ class Judge:
     def _take(self, offset_ms: float) -> None:
         self.offset_ms, self.has_date, self.is_known = offset_ms, True, True
 
-    def _best(self, dated: Sequence[float], others: Sequence[Heard], majority: int) -> float:
+    def _best(self, dated: Sequence[float], others: Sequence[PeerClock], majority: int) -> float:
         """Return the latest date that a majority supports; else the latest: clocks miss time and gain none."""
         return max([each for each in dated if self._is_supported(each, others, majority)] or dated)
 
-    def _is_supported(self, offset_ms: float, others: Sequence[Heard], majority: int) -> bool:
+    def _is_supported(self, offset_ms: float, others: Sequence[PeerClock], majority: int) -> bool:
         own = abs(self._wall_ms - offset_ms) <= BOUND_MS
         return own + sum(each.supports(offset_ms) for each in others) >= majority
 
-    def _move(self, others: Sequence[Heard], majority: int, elapsed_s: float) -> bool:
+    def _move(self, others: Sequence[PeerClock], majority: int, elapsed_s: float) -> bool:
         """Move the date towards the wall clocks of a majority, or, where none agrees, towards a near one of its own.
         Return False if it has arrived."""
         walls = sorted([self._wall_ms, *(each.wall_ms for each in others)])
@@ -202,7 +202,7 @@ class Judge:
         self.offset_ms += max(-most, min(most, target - self.offset_ms))
         return abs(target - self.offset_ms) > ARRIVED_MS
 
-    def _compare(self, others: Sequence[Heard], majority: int) -> None:
+    def _compare(self, others: Sequence[PeerClock], majority: int) -> None:
         """Decide whether the server is sure of its date. One that is not steps forward to a later date that another
         server has and a majority supports."""
         apart_ms = APART_MS if self.is_sure else BOUND_MS

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from kvstore.env import Clock, Env
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.ring.ring import Ring
-from kvstore.server.clock.dates import HEARD_S, Heard, Judge
+from kvstore.server.clock.dates import ANSWER_S, ClockJudge, PeerClock
 from kvstore.server.clock.kept_date import KeptDate
 from kvstore.server.listeners import Listeners
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ ASKED_MAX = 8
 """Servers in one round; of more than that, each round asks the next ones."""
 
 
-class Told(NamedTuple):
+class ClockReport(NamedTuple):
     """The dates that servers tell each other."""
 
     date_ms: int
@@ -47,16 +48,8 @@ class Told(NamedTuple):
 
 SAYS_MORE = b"has_date"
 """The question of a server that understands the last fields; earlier versions take no longer array."""
-told_of = msgspec.msgpack.Decoder(Told).decode
+decode = msgspec.msgpack.Decoder(ClockReport).decode
 encode = msgspec.msgpack.Encoder().encode
-
-
-class Calls(Protocol):
-    """kvstore.server.peer.links.PeerLinks."""
-
-    async def call(
-        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
-    ) -> bytes: ...
 
 
 class JudgedClock:
@@ -65,7 +58,7 @@ class JudgedClock:
     def __init__(self, raw: Clock, server: ServerId, kept_ms: float | None = None) -> None:
         """`kept_ms`: the offset of the date that the process before had, if the machine was not rebooted since."""
         self.now, self.wall_ms, self.boot_id = raw.now, raw.wall_ms, raw.boot_id
-        self.judge = Judge(server, raw.now(), raw.wall_ms(), kept_ms)
+        self.judge = ClockJudge(server, raw.now(), raw.wall_ms(), kept_ms)
         self.servers: Callable[[], frozenset[ServerId]] = frozenset
         """Those of the ring, once there is one."""
         self._listeners = Listeners()
@@ -97,7 +90,7 @@ class JudgedClock:
         servers = self.servers()
         before = judge.may_lead, judge.is_known
         rounds = -(-len(servers) // ASKED_MAX)
-        judge.look(now, wall_ms, servers, HEARD_S + rounds * ASK_S)
+        judge.look(now, wall_ms, servers, ANSWER_S + rounds * ASK_S)
         if (judge.may_lead, judge.is_known) != before:
             self._listeners.tell()
 
@@ -105,7 +98,9 @@ class JudgedClock:
 class Dating:
     """The dating of one server: it keeps the date that the server goes by."""
 
-    def __init__(self, env: Env, server: ServerId, clock: JudgedClock, links: Calls, ring: Callable[[], Ring]) -> None:
+    def __init__(
+        self, env: Env, server: ServerId, clock: JudgedClock, links: PeerCalls, ring: Callable[[], Ring]
+    ) -> None:
         self.clock = clock
         self._kept = KeptDate(env.disk, clock)
         self._server, self._links, self._ring = server, links, ring
@@ -154,11 +149,11 @@ class Dating:
         told = self.told()
         return encode(told) if body == SAYS_MORE else encode(told[:4])
 
-    def told(self) -> Told:
+    def told(self) -> ClockReport:
         self.clock.look()
         judge = self.clock.judge
-        date_ms = judge.told_ms(self.clock.now())
-        return Told(date_ms, judge.is_sure, judge.doubt, judge.drift_ms, judge.has_date, judge.behind_ms)
+        date_ms = judge.reported_ms(self.clock.now())
+        return ClockReport(date_ms, judge.is_sure, judge.doubt, judge.drift_ms, judge.has_date, judge.behind_ms)
 
     def _sample(self) -> None:
         self._timer = self._loop.call_later(self._beat.delay_s(SAMPLE_S), self._sample)
@@ -193,7 +188,7 @@ class Dating:
     async def _ask(self, server: ServerId) -> None:
         asked_at = self.clock.now()
         try:
-            told = told_of(await self._links.call(server, DATES, "date", SAYS_MORE, CALL_S))
+            told = decode(await self._links.call(server, DATES, "date", SAYS_MORE, CALL_S))
         except (StoreError, msgspec.MsgspecError) as error:
             log.debug("server=%s does not tell its date: %r", server, error)
             return
@@ -205,7 +200,7 @@ class Dating:
             self.clock.look()
 
 
-def _heard(told: Told, at: float, asked_at: float) -> Heard:
+def _heard(told: ClockReport, at: float, asked_at: float) -> PeerClock:
     """Return what the answer says: a server that is not sure tells its wall clock, and how far that is ahead. The
     answer is as old as its question: it may have been given before the clocks here moved apart."""
     offset_ms = told.date_ms - at * 1000
@@ -213,4 +208,4 @@ def _heard(told: Told, at: float, asked_at: float) -> Heard:
     if told.is_sure:
         date_ms, wall_ms = offset_ms, offset_ms + told.drift_ms
     has_date = told.is_sure if told.has_date is None else told.has_date
-    return Heard(date_ms if has_date else None, wall_ms, told.is_sure, asked_at)
+    return PeerClock(date_ms if has_date else None, wall_ms, told.is_sure, asked_at)

@@ -52,7 +52,7 @@ class Announcement:
         self.on_placed()
 
     # docs/protocol.md V1
-    async def tell_is_up(self) -> None:
+    async def announce_up(self) -> None:
         """Let the cluster know that this server has started."""
         self.member = replace(self.member, starting=False)
         try:
@@ -60,7 +60,7 @@ class Announcement:
         except MetadataError as error:
             log.info("that server=%s is up is not announced yet: %s", self.member.id, error)
 
-    async def say_draining(self, is_draining: bool) -> None:
+    async def announce_draining(self, is_draining: bool) -> None:
         """Let the cluster know whether this server takes no replicas any more."""
         self.member = replace(self.member, draining=is_draining)
         try:

@@ -28,7 +28,7 @@ from kvstore.server.fsck.findings import (
     START_SERVERS,
     SWEPT,
     WAIT_FOR_LEADER,
-    Report,
+    FsckReport,
     Sequences,
     check_copies,
     check_length,
@@ -124,7 +124,7 @@ class Fsck:
     """One check. `run` raises MetadataError if the metadata store cannot be read."""
 
     def __init__(self, env: Env, store: MetadataStore, progress: Progress = lambda *_: None) -> None:
-        self.report = Report()
+        self.report = FsckReport()
         self._env, self._store, self._progress = env, store, progress
         self._ledgers, self._lists = LedgerStore(store), LedgerLists(store)
         self._view = BookieView(store)
@@ -134,7 +134,7 @@ class Fsck:
         self._silent: set[BookieId] = set()
         """Registered bookies that do not answer."""
 
-    async def run(self) -> Report:
+    async def run(self) -> FsckReport:
         try:
             await self._view.refresh()
             ring = await self._ring()

@@ -69,7 +69,7 @@ SWEPT = (
 
 
 @dataclass(slots=True)
-class Finding:
+class FsckFinding:
     severity: Severity
     subject: str
     """For example `p1 ledger=7`."""
@@ -106,7 +106,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Report:
+class FsckReport:
     """The findings of a check, the same thing about many entries as one finding, and how much was looked at."""
 
     partitions: int = 0
@@ -117,7 +117,7 @@ class Report:
     """Ledgers that no partition's list names, whose copies were found and not read."""
     not_asked: str = ""
     """Why the servers did not say how the cluster is; empty: they did, or were not to be asked."""
-    _findings: dict[tuple[Severity, str, str], Finding] = field(default_factory=dict)
+    _findings: dict[tuple[Severity, str, str], FsckFinding] = field(default_factory=dict)
 
     def note(self, subject: str, message: str, *, entry: EntryId | range | None = None) -> None:
         self._add(Severity.NOTE, subject, message, "", entry)
@@ -131,14 +131,14 @@ class Report:
         self._add(Severity.ERROR, subject, message, advice, entry)
 
     def _add(self, severity: Severity, subject: str, message: str, advice: str, entry: EntryId | range | None) -> None:
-        found = self._findings.setdefault((severity, subject, message), Finding(severity, subject, message, advice))
+        found = self._findings.setdefault((severity, subject, message), FsckFinding(severity, subject, message, advice))
         if isinstance(entry, range):
             found.add_entries(entry[0], entry[-1])
         elif entry is not None:
             found.add_entries(entry, entry)
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[FsckFinding]:
         """Errors first, then warnings, then notes; each kind in the order in which it was found."""
         worst_first = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
         return sorted(self._findings.values(), key=lambda finding: worst_first.index(finding.severity))
@@ -157,7 +157,7 @@ class Report:
             severity = Severity.ERROR if each.grade == admin_pb2.DOWN else Severity.WARNING
             key = (severity, each.subject, each.reason)
             advice = f"{each.subject}: {each.next_step}" if each.next_step else ASK_STATUS
-            self._findings[key] = Finding(severity, each.subject, each.reason, advice, is_of_service=True)
+            self._findings[key] = FsckFinding(severity, each.subject, each.reason, advice, is_of_service=True)
 
     @property
     def errors(self) -> int:
@@ -202,7 +202,7 @@ class Report:
 
 
 def check_list(
-    report: Report, partition: PartitionId, listed: LedgerList, found: Mapping[LedgerId, LedgerMetadata]
+    report: FsckReport, partition: PartitionId, listed: LedgerList, found: Mapping[LedgerId, LedgerMetadata]
 ) -> None:
     """A partition's list and the metadata of its ledgers (docs/protocol.md G1, G3)."""
     ledgers = listed.ledgers
@@ -223,14 +223,14 @@ def check_list(
             report.error(subject, f"is {metadata.state.name}; only the last two of a list may be")
 
 
-def check_quorum(report: Report, subject: str, metadata: LedgerMetadata, wanted: int) -> None:
+def check_quorum(report: FsckReport, subject: str, metadata: LedgerMetadata, wanted: int) -> None:
     """A closed ledger of fewer copies than `wanted` was written while a bookie was away, and keeps as many."""
     if metadata.state is LedgerState.CLOSED and metadata.quorum.write < wanted:
         report.note(subject, f"was written while bookies were away: {metadata.quorum.write} copies until it is trimmed")
 
 
 def check_zones(
-    report: Report, subject: str, metadata: LedgerMetadata, better: LedgerMetadata | None, zones: Zones
+    report: FsckReport, subject: str, metadata: LedgerMetadata, better: LedgerMetadata | None, zones: Zones
 ) -> None:
     """Copies that share a zone though a writable bookie of another could have one: `better` is the ledger with such
     copies moved, None if there are none (docs/protocol.md, W10)."""
@@ -248,7 +248,7 @@ def check_zones(
 
 
 def check_copies(
-    report: Report,
+    report: FsckReport,
     subject: str,
     metadata: LedgerMetadata,
     entry: EntryId,
@@ -272,7 +272,7 @@ def check_copies(
 
 
 def check_lacking(
-    report: Report,
+    report: FsckReport,
     subject: str,
     quorum: Quorum,
     entries: range,
@@ -290,7 +290,7 @@ def check_lacking(
         report.warn(subject, what, advice, entry=entries)
 
 
-def check_length(report: Report, subject: str, metadata: LedgerMetadata, found_bytes: int) -> None:
+def check_length(report: FsckReport, subject: str, metadata: LedgerMetadata, found_bytes: int) -> None:
     """A closed ledger's length is what its entries hold; `found_bytes` counts all of them. Apache's recovery counts
     what an entry beyond the end says that a bookie has of a writer that died, if it closes the ledger before that."""
     said = f"its metadata says {metadata.length} bytes, its entries hold {found_bytes}"
@@ -305,7 +305,7 @@ def check_length(report: Report, subject: str, metadata: LedgerMetadata, found_b
 class Sequences:
     """Follows a partition's log entry by entry: sequences without a gap, epochs that never fall (G4)."""
 
-    def __init__(self, report: Report, partition: PartitionId) -> None:
+    def __init__(self, report: FsckReport, partition: PartitionId) -> None:
         self._report, self._partition = report, partition
         self._next: int | None = None
         self._epoch = 0

@@ -11,7 +11,7 @@ from kvstore.errors import LedgerError, NoSuchLedger
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.lost import given_up
 from kvstore.proto.availability import HeldEntries
-from kvstore.server.fsck.findings import START_BOOKIES, TOO_FEW_COPIES, Report, check_lacking
+from kvstore.server.fsck.findings import START_BOOKIES, TOO_FEW_COPIES, FsckReport, check_lacking
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.coverage import is_somewhere_short
@@ -32,7 +32,7 @@ class Presence:
         self,
         bookies: Bookies,
         ledgers: LedgerStore,
-        report: Report,
+        report: FsckReport,
         is_up: Callable[[BookieId], bool],
         silent: Callable[[BookieId], None],
     ) -> None:

@@ -22,7 +22,7 @@ from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
 from kvstore.server.access.identities import Access
 from kvstore.server.grpc.access_admin import AccessAdmin
-from kvstore.server.grpc.namespace_admin import Known, NamespaceAdmin
+from kvstore.server.grpc.namespace_admin import NamespaceAdmin, NamespaceChanges
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
 from kvstore.server.routing.backend import Backend
 from kvstore.server.status.ledger_survey import LedgerSurvey
@@ -84,7 +84,7 @@ class AdminSource(RingSource, Protocol):
     @property
     def surveyor(self) -> Surveys: ...
     @property
-    def namespaces(self) -> Known: ...
+    def namespaces(self) -> NamespaceChanges: ...
     @property
     def versions(self) -> Versions: ...
     @property

@@ -10,8 +10,8 @@ from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.namespaces import NamespaceStore
 from kvstore.namespaces import Add, Change, Namespace, NamespaceTable, Remove, Set
 from kvstore.proto import admin_pb2
-from kvstore.server.namespaces import telling
-from kvstore.server.namespaces.telling import messages_of
+from kvstore.server.namespaces import usage_messages
+from kvstore.server.namespaces.usage_messages import messages_of
 from kvstore.types import PartitionId
 from kvstore.versions import RELEASES, Versions
 
@@ -19,7 +19,7 @@ SINCE = 2
 """The first cluster version whose servers all ask for quotas."""
 
 
-class Known(telling.Known, Protocol):
+class NamespaceChanges(usage_messages.NamespaceUsage, Protocol):
     """The knowledge of this server: kvstore.server.namespaces.keeper.Keeper."""
 
     def take_own(self, table: NamespaceTable) -> None: ...
@@ -29,7 +29,7 @@ class Known(telling.Known, Protocol):
 class NamespaceAdmin:
     """Raises StoreError."""
 
-    def __init__(self, store: MetadataStore, known: Known, known_versions: Versions) -> None:
+    def __init__(self, store: MetadataStore, known: NamespaceChanges, known_versions: Versions) -> None:
         self._store, self._known, self._versions = NamespaceStore(store), known, known_versions
 
     async def read(self) -> admin_pb2.NamespacesResponse:

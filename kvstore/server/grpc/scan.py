@@ -17,7 +17,7 @@ from kvstore.ring.ring import Ring
 from kvstore.server.grpc.encode import MESSAGE_BYTES, record_message
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.keys import with_one_ring
-from kvstore.server.routing.scan_slots import Place
+from kvstore.server.routing.scan_slots import ScanSlot
 from kvstore.types import PartitionId
 
 PAGE_LIMIT = 100
@@ -84,7 +84,7 @@ class Walk:
 
 
 async def scan_pages(
-    backend: Backend, ask: Ask, request: kv_pb2.ScanRequest, place: Place
+    backend: Backend, ask: Ask, request: kv_pb2.ScanRequest, place: ScanSlot
 ) -> AsyncIterator[kv_pb2.ScanResponse]:
     """The keys in [start, end) in order, some in each message. Raises StoreError: Overloaded if there is no room for
     what `place` would hold."""
@@ -100,7 +100,7 @@ async def scan_pages(
 
 # docs/protocol.md P37
 async def one_page(
-    backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest, place: Place
+    backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest, place: ScanSlot
 ) -> kv_pb2.PageResponse:
     """A page of the range, from its beginning or where a token says. Raises StoreError, as `scan_pages`."""
     bounds, is_reverse = Bounds.of(request.start, request.end, request.prefix), request.reverse

@@ -38,7 +38,7 @@ class HotKey(NamedTuple):
     """Of the partition's operations; at least that much, for sure."""
 
 
-class Load(NamedTuple):
+class PartitionLoad(NamedTuple):
     """The recent load of one partition's leader."""
 
     partition: PartitionId
@@ -105,7 +105,7 @@ class TopKeys:
         return tuple(HotKey(key, share) for share, key in hot[:most])
 
 
-class PartitionLoad:
+class LoadTracker:
     """One partition's load, as its leader sees it."""
 
     def __init__(self, partition: PartitionId) -> None:
@@ -144,10 +144,10 @@ class PartitionLoad:
             "hottest_key_share": hottest[0].share if hottest else 0.0,
         }
 
-    def load(self) -> Load:
+    def load(self) -> PartitionLoad:
         tokens = sorted(self._tokens) if len(self._tokens) >= SAMPLES_MIN else []
         step = max(1, len(tokens) // QUANTILES)
-        return Load(
+        return PartitionLoad(
             self._partition,
             self._ops_per_s,
             self._writes_per_s,
@@ -157,20 +157,20 @@ class PartitionLoad:
         )
 
 
-_decoder = msgspec.msgpack.Decoder(tuple[Load, ...])
+_decoder = msgspec.msgpack.Decoder(tuple[PartitionLoad, ...])
 
 
-def encode(loads: Iterable[Load]) -> bytes:
+def encode(loads: Iterable[PartitionLoad]) -> bytes:
     """Loads, for another server."""
     return msgspec.msgpack.encode(tuple(loads))
 
 
-def decode(body: bytes) -> tuple[Load, ...]:
+def decode(body: bytes) -> tuple[PartitionLoad, ...]:
     """Raises msgspec.MsgspecError."""
     return _decoder.decode(body)
 
 
-def suggest(ring: Ring, loads: Mapping[PartitionId, Load]) -> list[Suggestion]:
+def suggest(ring: Ring, loads: Mapping[PartitionId, PartitionLoad]) -> list[Suggestion]:
     """For each partition that has far more to do than the mean: the range to move, to the one that has least to do."""
     serving = [each.id for each in ring.partitions.values() if each.state is PartitionState.SERVING]
     busy = {partition for move in ring.moves.values() for partition in (move.source, move.target)}
@@ -192,7 +192,7 @@ def suggest(ring: Ring, loads: Mapping[PartitionId, Load]) -> list[Suggestion]:
     return found
 
 
-def _one_key(load: Load) -> Suggestion | None:
+def _one_key(load: PartitionLoad) -> Suggestion | None:
     if not load.hot or load.hot[0].share < ONE_KEY:
         return None
     key, share = load.hot[0]
@@ -203,7 +203,7 @@ def _one_key(load: Load) -> Suggestion | None:
     return Suggestion(load.partition, PartitionId(""), 0, 0, 0.0, text)
 
 
-def _range(ring: Ring, load: Load, target: PartitionId, mean: float, rate: float) -> Suggestion | None:
+def _range(ring: Ring, load: PartitionLoad, target: PartitionId, mean: float, rate: float) -> Suggestion | None:
     """The start of the source's busiest range, as much as brings source or target to the mean."""
     wanted = min(load.ops_per_s - mean, mean - rate) / load.ops_per_s * len(load.tokens)
     spans = [span for span in ring.ranges() if span.owner == load.partition and span.start != span.end]

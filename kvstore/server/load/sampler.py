@@ -16,7 +16,8 @@ from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import POINT_READS
-from kvstore.server.load.load import Load, PartitionLoad, decode, encode
+from kvstore.server.load.load import LoadTracker, PartitionLoad, decode, encode
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.server.routing.pending import written_bytes
 from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
@@ -75,7 +76,7 @@ class Tap:
         self._replica.expel()
 
 
-class Counting(LocalReplica, Protocol):
+class CountingReplica(LocalReplica, Protocol):
     """A replica that counts what it does."""
 
     def counts(self) -> tuple[int, int] | None:
@@ -86,7 +87,7 @@ class Counting(LocalReplica, Protocol):
 class Hosted(Protocol):
     """The replicas here: kvstore.server.hosting.Hosting."""
 
-    def leading(self) -> Mapping[PartitionId, Counting]: ...
+    def leading(self) -> Mapping[PartitionId, CountingReplica]: ...
 
 
 class Swaps(Protocol):
@@ -101,7 +102,7 @@ class LoadSampler:
     def __init__(self, env: Env, hosted: Hosted, dispatcher: Swaps) -> None:
         self._env, self._hosted, self._dispatcher = env, hosted, dispatcher
         self._nursery = env.nursery.child("taps")
-        self._heats: dict[PartitionId, PartitionLoad] = {}
+        self._heats: dict[PartitionId, LoadTracker] = {}
         self._open: dict[PartitionId, tuple[Tap, LocalReplica]] = {}
         self._counted_at = 0.0
         self._has_seen = True
@@ -115,7 +116,7 @@ class LoadSampler:
         for tap, _ in list(self._open.values()):
             self.remove(tap)
 
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[PartitionLoad]:
         """Of the partitions that are led here."""
         return [self._heats[partition].load() for partition in sorted(self._heats)]
 
@@ -154,7 +155,7 @@ class LoadSampler:
         for partition, (tap, replica) in list(self._open.items()):
             if tap.seen or leading.get(partition) is not replica:
                 self.remove(tap)
-        self._heats = {each: self._heats.get(each) or PartitionLoad(each) for each in sorted(leading)}
+        self._heats = {each: self._heats.get(each) or LoadTracker(each) for each in sorted(leading)}
         now = self._env.clock.now()
         if now - self._counted_at >= COUNT_S * 0.9:
             self._counted_at = now
@@ -168,17 +169,9 @@ class LoadSampler:
                     self._open[partition] = (tap, replica)
 
 
-class Calls(Protocol):
-    """kvstore.server.peer.links.PeerLinks."""
-
-    async def call(
-        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
-    ) -> bytes: ...
-
-
 async def loads_of_cluster(
-    links: Calls, load_sampler: LoadSampler, own: ServerId, servers: Iterable[ServerId]
-) -> dict[PartitionId, Load]:
+    links: PeerCalls, load_sampler: LoadSampler, own: ServerId, servers: Iterable[ServerId]
+) -> dict[PartitionId, PartitionLoad]:
     """The loads of all partitions whose leaders answer."""
     found = {load.partition: load for load in load_sampler.loads()}
     for server in servers:

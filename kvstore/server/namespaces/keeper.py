@@ -13,8 +13,9 @@ import msgspec
 from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.namespaces import Book, NamespaceTable
-from kvstore.namespaces.book import Own, Said, decode, encode
+from kvstore.namespaces.book import PartitionUsage, UsageAnswer, decode, encode
 from kvstore.namespaces.rates import Rates
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -26,14 +27,6 @@ TICK_S = 0.5
 CALL_S = 2.0
 Refusals = dict[str, dict[str, int]]
 """How many, by namespace and by what there was too much of."""
-
-
-class Calls(Protocol):
-    """kvstore.server.peer.links.PeerLinks."""
-
-    async def call(
-        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
-    ) -> bytes: ...
 
 
 class Rated(Protocol):
@@ -50,7 +43,7 @@ class Keeper:
         env: Env,
         server: ServerId,
         rated: Rated,
-        links: Calls,
+        links: PeerCalls,
         servers: Callable[[], Iterable[ServerId]],
         partitions: Callable[[], Iterable[PartitionId]],
     ) -> None:
@@ -62,7 +55,7 @@ class Keeper:
         self._nursery = env.nursery.child("namespaces' keeper")
         self.look_again: Callable[[], None] = lambda: None
         """Have the table read again."""
-        self._said: dict[ServerId, Said] = {}
+        self._said: dict[ServerId, UsageAnswer] = {}
         self._asking: set[ServerId] = set()
         self._wanted: dict[str, float] = {}
         self._changed = asyncio.Event()
@@ -95,7 +88,7 @@ class Keeper:
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
         """Tell another server what is led here."""
-        return encode(Said(self.book.reports(), self._wanted, self.book.refusals(), self.book.marks()))
+        return encode(UsageAnswer(self.book.reports(), self._wanted, self.book.refusals(), self.book.marks()))
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Numbers by namespace: of what is led here, so that the sums over all servers are the cluster's."""
@@ -178,13 +171,13 @@ class Keeper:
                 self._wanted, [self._said[each].wanted if each in self._said else {} for each in sorted(others)]
             )
 
-    def _uncounted(self) -> list[tuple[PartitionId, Own]]:
+    def _uncounted(self) -> list[tuple[PartitionId, PartitionUsage]]:
         """Those that are led here and not counted."""
         return [(partition, usage) for partition, usage in sorted(self.book.led.items()) if not usage.is_counted]
 
     async def _count(self) -> None:
         """Count all that is led here, in turns, so that a large partition does not keep the others waiting."""
-        failed = set[Own]()
+        failed = set[PartitionUsage]()
         try:
             while uncounted := [each for each in self._uncounted() if each[1] not in failed]:
                 for partition, usage in uncounted:

@@ -11,7 +11,7 @@ from kvstore.proto.admin_pb2 import ClusterReport, PartitionView
 from kvstore.server.status.health import to_serve
 
 
-class Evening(NamedTuple):
+class BalancingMove(NamedTuple):
     """A replica that moves to another server."""
 
     partition: str
@@ -19,14 +19,14 @@ class Evening(NamedTuple):
     newcomer: str
 
 
-def next_evening(report: ClusterReport) -> Evening | None:
+def next_balancing_move(report: ClusterReport) -> BalancingMove | None:
     """Return the next move; None if no server can take a replica of one that holds two more. A partition whose replicas
     are not all up, or are being replaced, is left alone, and no move brings more replicas of a partition into one
     zone. Each move lowers the sum of squares of what servers hold, so moves end."""
     zones = _takers(report)
     held = held_by(report)
     moves = [
-        Evening(partition.id, leaving, newcomer)
+        BalancingMove(partition.id, leaving, newcomer)
         for partition in to_serve(report)
         for leaving in zones
         for newcomer in zones
@@ -34,7 +34,7 @@ def next_evening(report: ClusterReport) -> Evening | None:
     ]
     leaders = {each.id: each.leader for each in report.partitions}
 
-    def cost(move: Evening) -> tuple[int, bool, Evening]:
+    def cost(move: BalancingMove) -> tuple[int, bool, BalancingMove]:
         """The largest difference first; then replicas that do not lead, because a move of a leader is a takeover."""
         return held[move.newcomer] - held[move.leaving], leaders[move.partition] == move.leaving, move
 

@@ -16,7 +16,7 @@ from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 
 
-class Deletion:
+class LedgerDeletion:
     """The delete of one ledger in a cluster with these partitions. Calls raise NoSuchLedger, UndecodableNode,
     MetadataError."""
 

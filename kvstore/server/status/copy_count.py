@@ -33,7 +33,7 @@ _STEP = 100
 """Kinds of ledgers judged in one turn of the event loop."""
 
 
-class Counted(Protocol):
+class CountingNode(Protocol):
     """The node: kvstore.server.app.Node."""
 
     @property
@@ -65,7 +65,7 @@ def copies_report(census: Census, found: Shortage, age_s: float) -> admin_pb2.Co
 class CopyCount:
     """One server's part in counting copies."""
 
-    def __init__(self, env: Env, node: Counted, view: BookieView) -> None:
+    def __init__(self, env: Env, node: CountingNode, view: BookieView) -> None:
         self._env, self._node, self._view = env, node, view
         self._nursery = env.nursery.child("copy count")
         self._seen: set[BookieId] = set()

@@ -25,7 +25,7 @@ from kvstore.partition.partition import Partition
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import LedgerResponse, LedgersResponse, LedgerStatus
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.load.sampler import Calls
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.server.status.overview import servers_of
 from kvstore.types import LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.creator import owner_of
@@ -51,7 +51,7 @@ class Leading(Protocol):
     def leading(self) -> Mapping[PartitionId, Partition]: ...
 
 
-class Surveyed(Protocol):
+class LedgerSurveyNode(Protocol):
     """The node: kvstore.server.app.Node."""
 
     @property
@@ -65,7 +65,7 @@ class Surveyed(Protocol):
 class LedgerSurvey:
     """The survey of ledgers as one server makes it."""
 
-    def __init__(self, nursery: Nursery, node: Surveyed, links: Calls, hosting: Leading) -> None:
+    def __init__(self, nursery: Nursery, node: LedgerSurveyNode, links: PeerCalls, hosting: Leading) -> None:
         self._node, self._links, self._hosting = node, links, hosting
         self._nursery = nursery.child("ledgers")
 

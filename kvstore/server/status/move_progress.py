@@ -11,7 +11,7 @@ from kvstore.errors import StoreError
 from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.partition.partition import Partition
 from kvstore.ring import MoveId
-from kvstore.server.load.sampler import Calls
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[int, float]).decode
 
 
-class Progress:
+class MoveProgress:
     """One server's share."""
 
     def __init__(self, leading: Callable[[], Mapping[PartitionId, Partition]]) -> None:
@@ -48,7 +48,7 @@ class Progress:
         """Answer another server with the progress of the moves to here."""
         return _encode(self.copied())
 
-    async def of_cluster(self, links: Calls, own: ServerId, servers: Iterable[ServerId]) -> Copied:
+    async def of_cluster(self, links: PeerCalls, own: ServerId, servers: Iterable[ServerId]) -> Copied:
         """Of all moves whose targets' leaders answer."""
         found = self.copied()
         for server in servers:

@@ -12,8 +12,8 @@ from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.partition.state.engine import ROOM_BYTES
 from kvstore.proto import admin_pb2
 from kvstore.ring import MoveId
-from kvstore.server.clock.dating import Told
-from kvstore.server.load.load import Load
+from kvstore.server.clock.dating import ClockReport
+from kvstore.server.load.load import PartitionLoad
 from kvstore.server.status.latencies import Latency
 from kvstore.types import BookieId, PartitionId, ServerId
 
@@ -35,13 +35,13 @@ class ReportedBookie(Protocol):
     def directories(self) -> Sequence[DirectoryState]: ...
 
 
-class Counting(Protocol):
+class HasStatistics(Protocol):
     """A worker or an auditor of auto-recovery."""
 
     def statistics(self) -> Table: ...
 
 
-class TlsTold(Protocol):
+class TlsStatus(Protocol):
     """How TLS is at this process: kvstore.server.node.ProcessTls."""
 
     @property
@@ -78,13 +78,13 @@ class Reported(Protocol):
     @property
     def bookie(self) -> ReportedBookie | None: ...
     @property
-    def worker(self) -> Counting | None: ...
+    def worker(self) -> HasStatistics | None: ...
     @property
-    def auditor(self) -> Counting | None: ...
+    def auditor(self) -> HasStatistics | None: ...
     @property
     def resident_bytes(self) -> Callable[[], int]: ...
     @property
-    def tls(self) -> TlsTold | None: ...
+    def tls(self) -> TlsStatus | None: ...
     def not_ready(self) -> list[str]: ...
     def replicas(self) -> Mapping[PartitionId, Table]: ...
 
@@ -97,9 +97,9 @@ def report_of(
     read_age_s: float,
     starved: float,
     access_on: bool,
-    date: Told,
+    date: ClockReport,
     ring_version: int,
-    loads: Mapping[PartitionId, Load],
+    loads: Mapping[PartitionId, PartitionLoad],
     moves: Mapping[MoveId, MoveStand],
     latencies: Iterable[Latency],
     snapshot: Table,
@@ -170,7 +170,7 @@ def metadata_report(address: str, store: MetadataStore, read_age_s: float) -> ad
     return admin_pb2.MetadataReport(kind=kind, address=address, state=store.state.name.lower(), read_age_s=read_age_s)
 
 
-def _date_report(date: Told) -> dict[str, Any]:
+def _date_report(date: ClockReport) -> dict[str, Any]:
     doubt = "" if date.is_sure else date.doubt or "it is too soon to tell"
     return {"date_doubt": doubt, "date_behind_s": date.behind_ms / 1000}
 
@@ -217,7 +217,7 @@ def _repair_report(counted: Table) -> admin_pb2.RepairReport:
     )
 
 
-def replica_report(partition: PartitionId, table: Table, load: Load | None) -> admin_pb2.ReplicaReport:
+def replica_report(partition: PartitionId, table: Table, load: PartitionLoad | None) -> admin_pb2.ReplicaReport:
     """A replica's numbers (kvstore.partition.Partition.statistics) as a message. Decides only."""
     report = admin_pb2.ReplicaReport(
         partition=partition,

@@ -27,7 +27,7 @@ STUCK_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class ClusterSurvey:
     """The knowledge of one node at one moment."""
 
     server: ServerId
@@ -47,7 +47,7 @@ class Survey:
     date_ms: int = 0
 
 
-def report_of_cluster(survey: Survey) -> ClusterReport:
+def report_of_cluster(survey: ClusterSurvey) -> ClusterReport:
     """The report, with its findings and the line about its health."""
     own = survey.reports[survey.server]
     report = ClusterReport(
@@ -93,7 +93,7 @@ def node_of(bookie: BookieId, address: str, topology: ClusterTopology) -> str:
     return name if name in servers_of(topology) else ""
 
 
-def _nodes(survey: Survey, partitions: Iterable[PartitionView]) -> list[admin_pb2.NodeView]:
+def _nodes(survey: ClusterSurvey, partitions: Iterable[PartitionView]) -> list[admin_pb2.NodeView]:
     leads: dict[str, list[str]] = {}
     holds: dict[str, list[str]] = {}
     for partition in partitions:
@@ -114,7 +114,7 @@ def _nodes(survey: Survey, partitions: Iterable[PartitionView]) -> list[admin_pb
     ]
 
 
-def _partitions(survey: Survey) -> list[PartitionView]:
+def _partitions(survey: ClusterSurvey) -> list[PartitionView]:
     ring = survey.topology.ring
     shares = ring.shares()
     told: dict[str, dict[ServerId, ReplicaReport]] = {}
@@ -124,7 +124,9 @@ def _partitions(survey: Survey) -> list[PartitionView]:
     return [_partition(survey, ring.partitions[id], shares[id], told.get(id, {})) for id in sorted(ring.partitions)]
 
 
-def _partition(survey: Survey, member: Member, share: float, told: Mapping[ServerId, ReplicaReport]) -> PartitionView:
+def _partition(
+    survey: ClusterSurvey, member: Member, share: float, told: Mapping[ServerId, ReplicaReport]
+) -> PartitionView:
     leader, epoch = survey.topology.leaders.get(member.id, (ServerId(""), 0))
     serving = [server for server, found in told.items() if found.role == SERVING]
     if serving:
@@ -160,13 +162,13 @@ def _partition(survey: Survey, member: Member, share: float, told: Mapping[Serve
     return view
 
 
-def _tells_nothing(survey: Survey, server: ServerId) -> bool:
+def _tells_nothing(survey: ClusterSurvey, server: ServerId) -> bool:
     """Whether it is there and of a version that reports nothing: then others' word for it has to do."""
     report = survey.reports.get(server)
     return report is not None and not report.HasField("metadata")
 
 
-def _bookies(survey: Survey, lacking: Mapping[str, int]) -> list[BookieReport]:
+def _bookies(survey: ClusterSurvey, lacking: Mapping[str, int]) -> list[BookieReport]:
     """Those that are registered, have a cookie, or are told of by their nodes."""
     told = {
         BookieId(report.bookie.id): report.bookie for report in survey.reports.values() if report.HasField("bookie")
@@ -201,7 +203,7 @@ def _state(bookie: BookieId, registered: Bookies, *, is_told: bool, told: str) -
     return "away"
 
 
-def _ring_view(survey: Survey, age_s: float, partitions: Iterable[PartitionView]) -> admin_pb2.RingView:
+def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[PartitionView]) -> admin_pb2.RingView:
     ring: Ring = survey.topology.ring
     stands = {each.id: each for report in survey.reports.values() for each in report.copied}
     copied = {id: each.part for id, each in stands.items()}

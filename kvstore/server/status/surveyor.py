@@ -22,15 +22,15 @@ from kvstore.server.clock.dating import Dating
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.config import NodeConfig
 from kvstore.server.load.sampler import LoadSampler
-from kvstore.server.namespaces import telling
-from kvstore.server.namespaces.telling import messages_of
+from kvstore.server.namespaces import usage_messages
+from kvstore.server.namespaces.usage_messages import messages_of
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.status.copy_count import CopyCount
 from kvstore.server.status.health_numbers import counts_of, numbers_of
 from kvstore.server.status.latencies import RecentLatencies
-from kvstore.server.status.move_progress import Progress
+from kvstore.server.status.move_progress import MoveProgress
 from kvstore.server.status.node_report import Reported, add_troubles, report_of
-from kvstore.server.status.overview import Survey, node_of, report_of_cluster, servers_of
+from kvstore.server.status.overview import ClusterSurvey, node_of, report_of_cluster, servers_of
 from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.versions import Versions
 from kvstore.wal.bookies import Bookies
@@ -50,7 +50,7 @@ COOKIES_S = 10.0
 """How often the bookies that ever were are read."""
 
 
-class Surveyed(Reported, Protocol):
+class SurveyNode(Reported, Protocol):
     """The node, with what it finds others by: kvstore.server.app.Node."""
 
     @property
@@ -64,13 +64,13 @@ class Surveyed(Reported, Protocol):
     @property
     def dating(self) -> Dating: ...
     @property
-    def namespaces(self) -> telling.Known: ...
+    def namespaces(self) -> usage_messages.NamespaceUsage: ...
     @property
     def versions(self) -> Versions: ...
     @property
     def load_sampler(self) -> LoadSampler: ...
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> MoveProgress: ...
     @property
     def copy_count(self) -> CopyCount: ...
     def histograms(self) -> Mapping[str, Mapping[str, Any]]:
@@ -82,7 +82,7 @@ class Surveyor:
     """Surveys the cluster from one node. The process that runs the node sets `snapshot` and `disk`: they need the real
     world."""
 
-    def __init__(self, env: Env, node: Surveyed, view: BookieView, bookies: Bookies) -> None:
+    def __init__(self, env: Env, node: SurveyNode, view: BookieView, bookies: Bookies) -> None:
         self._env, self._node, self._view, self._bookies = env, node, view, bookies
         self._began = env.clock.now()
         self._nursery = env.nursery.child("survey")
@@ -184,7 +184,7 @@ class Surveyor:
         await cookies
         reports = {server: answer for server, answer in found.items() if not isinstance(answer, str)}
         return report_of_cluster(
-            Survey(
+            ClusterSurvey(
                 server=node.id,
                 topology=topology,
                 reports={node.id: self.own(), **reports},

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.errors import ConditionFailed, QuotaExceeded, StoreError
 from kvstore.namespaces import Book, Namespace, NamespaceTable
-from kvstore.namespaces.book import Amount, Report
+from kvstore.namespaces.book import Amount, UsageReport
 from kvstore.partition.leading import usage
 from kvstore.partition.state.commands import (
     Code,
@@ -178,7 +178,7 @@ def test_a_condition_that_is_not_met_is_told_before_a_quota() -> None:
 
 def test_other_leaders_use_counts() -> None:
     p, book = led(keys_max=10)
-    book.hear([Report(P1, 0, {"a": Amount(500, 5)}), Report("p2", 1, {"a": Amount(9, 99)})])  # type: ignore[arg-type]
+    book.hear([UsageReport(P1, 0, {"a": Amount(500, 5)}), UsageReport("p2", 1, {"a": Amount(9, 99)})])  # type: ignore[arg-type]
     assert p.do(put(b"a/1", b"x")) == 1
     refused = p.do(put(b"a/2", b"x"))
     assert isinstance(refused, QuotaExceeded)

@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from kvstore.access import RemoveUser, Switch
-from kvstore.access.principals import Kind
+from kvstore.access.principals import PrincipalKind
 from kvstore.env.real import real_env
 from kvstore.env.tls import Tls
 from kvstore.errors import BookieError
@@ -50,7 +50,7 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
 def like_a_node(name: str) -> Access:
     """Users of a cluster that has a node of this name."""
     access = Access(table())
-    access.cluster_names.take({name: Kind.NODE})
+    access.cluster_names.take({name: PrincipalKind.NODE})
     return access
 
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from kvstore.access import AccessTable, Found, Switch, applied
+from kvstore.access import AccessTable, FoundAdmin, Switch, applied
 from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import AccessUnfounded, InvalidRequest, NotAuthenticated
@@ -63,7 +63,7 @@ async def leaks(access: Access) -> int:
 async def test_no_operation_is_done_until_the_cluster_is_founded_and_none_after_it_is_off_again(access: Access) -> None:
     assert access.is_on
     assert await leaks(access) == 0
-    access.take(applied(AccessTable(), Found("root", HASH)))
+    access.take(applied(AccessTable(), FoundAdmin("root", HASH)))
     assert access.is_on
     assert not access.is_unfounded
     assert await leaks(access) == 0
@@ -154,7 +154,7 @@ async def test_a_login_is_refused_with_a_type_of_its_own(access: Access, logins:
 
 async def test_an_administrator_cannot_lock_everybody_out_by_switching_it_off() -> None:
     store = MemoryStore()
-    await AccessStore(store).change(Found("root", HASH))
+    await AccessStore(store).change(FoundAdmin("root", HASH))
     off = admin_pb2.ChangeAccessRequest(switch_on=False)
     with pytest.raises(InvalidRequest, match="serve nobody"):
         await AccessAdmin(store, Access(is_wanted=True), lambda: 0, lambda: 0).change(off)

@@ -15,8 +15,8 @@ from kvstore.env.clock import Unjudged
 from kvstore.env.real import real_env
 from kvstore.errors import Unavailable
 from kvstore.server.clock import dating as module
-from kvstore.server.clock.dates import Heard
-from kvstore.server.clock.dating import CALL_S, SAYS_MORE, Dating, JudgedClock, Told, _heard, encode, told_of
+from kvstore.server.clock.dates import PeerClock
+from kvstore.server.clock.dating import CALL_S, SAYS_MORE, ClockReport, Dating, JudgedClock, _heard, decode, encode
 from kvstore.types import PartitionId, ServerId
 from tests.waiting import wait_until
 
@@ -46,7 +46,7 @@ class Others:
         self.asked += 1
         if self.answer == b"refuses":
             raise Unavailable(server)
-        told = self.answer or encode(Told(self._clock.wall_ms(), True))
+        told = self.answer or encode(ClockReport(self._clock.wall_ms(), True))
         self._clock.at += self.takes_s
         return told
 
@@ -96,7 +96,7 @@ async def test_answer_from_before_a_clock_jump_confirms_nothing(world: World, mo
     clock, others = world.dating.clock, world.others
 
     async def call(*_: object) -> bytes:
-        told = encode(Told(raw.wall_ms(), True))
+        told = encode(ClockReport(raw.wall_ms(), True))
         raw.at += 0.1
         monkeypatch.setattr(clock, "wall_ms", lambda: raw.wall_ms() + 60_000)
         clock.look()  # as the sampling timer does while the answer is under way
@@ -120,9 +120,9 @@ async def test_servers_of_earlier_versions_and_ours_understand_each_other(world:
     await world.rounds(2)
     assert len(msgspec.msgpack.decode(world.dating.answer(B, "date", b""))) == 4
     assert len(msgspec.msgpack.decode(world.dating.answer(B, "date", SAYS_MORE))) == 6
-    assert _heard(told_of(encode((1_000, True, "", 300.0))), 1.0, 2.0) == Heard(0, 300.0, True, 2.0)
-    assert _heard(told_of(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == Heard(None, 0.0, False, 2.0)
-    assert _heard(told_of(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == Heard(-300.0, 0.0, False, 2.0)
+    assert _heard(decode(encode((1_000, True, "", 300.0))), 1.0, 2.0) == PeerClock(0, 300.0, True, 2.0)
+    assert _heard(decode(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == PeerClock(None, 0.0, False, 2.0)
+    assert _heard(decode(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == PeerClock(-300.0, 0.0, False, 2.0)
     await world.dating.close()
 
 

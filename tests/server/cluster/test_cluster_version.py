@@ -151,6 +151,6 @@ async def test_who_cannot_be_announced_yet_reads_the_version_again_once_it_is(en
         return placed == ["here:1"]
 
     await wait_until(is_placed, what="it is announced")
-    await announcement.tell_is_up()
+    await announcement.announce_up()
     assert not Member.decode((await own.get(paths.server(N1)))[0]).starting
     assert placed == ["here:1"] * 2

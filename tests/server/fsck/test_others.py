@@ -17,7 +17,7 @@ from kvstore.ring import PartitionState, new_ring
 from kvstore.ring import encode as encode_ring
 from kvstore.server.fsck import presence
 from kvstore.server.fsck.check import Fsck
-from kvstore.server.fsck.findings import TOO_FEW_COPIES, Report, Severity
+from kvstore.server.fsck.findings import TOO_FEW_COPIES, FsckReport, Severity
 from kvstore.server.fsck.presence import runs_lacking
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, ServerId
 from kvstore.wal.bookies import Bookies
@@ -58,7 +58,7 @@ async def set_up(made: Made, *ledgers: LedgerMetadata) -> None:
         await LedgerStore(made.store).create(each)
 
 
-def shown(report: Report, severity: Severity = Severity.ERROR) -> list[tuple[str, str]]:
+def shown(report: FsckReport, severity: Severity = Severity.ERROR) -> list[tuple[str, str]]:
     return [
         (each.where, each.message) for each in report.findings if each.severity is severity and "pulsar" in each.subject
     ]
@@ -156,7 +156,7 @@ def test_runs_of_entries_are_found_whoever_lacks_them() -> None:
 
 def test_findings_of_status_make_the_verdict_of_fsck() -> None:
     def verdict(*findings: Finding) -> str:
-        report = Report()
+        report = FsckReport()
         report.add_health(findings)
         return report.verdict
 
@@ -167,5 +167,5 @@ def test_findings_of_status_make_the_verdict_of_fsck() -> None:
     assert verdict() == "All is well"
     assert verdict(lame) == "Nothing is lost, but something wants attention"
     assert verdict(lame, down) == "NOT ALL IS SERVED: what is stored is sound"
-    report = Report(not_asked="no server can be reached")
+    report = FsckReport(not_asked="no server can be reached")
     assert "All is well" not in report.verdict

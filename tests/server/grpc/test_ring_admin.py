@@ -23,7 +23,7 @@ from kvstore.ring.moves import Pace
 from kvstore.ring.operations import REMEMBERED_MAX
 from kvstore.server.cluster import proposal
 from kvstore.server.grpc.ring_admin import RingAdmin
-from kvstore.server.load.load import HotKey, Load
+from kvstore.server.load.load import HotKey, PartitionLoad
 from kvstore.types import LedgerId, PartitionId, Seq, ServerId
 from kvstore.versions import LATEST, Fixed
 from kvstore.wal.lists import LedgerLists
@@ -68,9 +68,9 @@ class Node:
     async def copied(self) -> dict[MoveId, float]:
         return self.parts
 
-    async def loads(self) -> dict[PartitionId, Load]:
+    async def loads(self) -> dict[PartitionId, PartitionLoad]:
         hot = (HotKey(b"k1", 0.2),)
-        return {P1: Load(P1, 9_000.0, 4_000.0, 1e6, hot, tuple(range(0, 1 << 32, 1 << 24)))}
+        return {P1: PartitionLoad(P1, 9_000.0, 4_000.0, 1e6, hot, tuple(range(0, 1 << 32, 1 << 24)))}
 
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError

@@ -13,8 +13,8 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.tables.namespaces import NamespaceStore
-from kvstore.namespaces import Add, Namespace, NamespaceTable, Remove, Report
-from kvstore.namespaces.book import Amount, Amounts, Said, encode
+from kvstore.namespaces import Add, Namespace, NamespaceTable, Remove, UsageReport
+from kvstore.namespaces.book import Amount, Amounts, UsageAnswer, encode
 from kvstore.server.namespaces.follow import NamespaceFollower
 from kvstore.server.namespaces.keeper import Keeper
 from kvstore.types import PartitionId, ServerId
@@ -41,8 +41,8 @@ class Counted:
         self.left = max(0, self.left - 1)
         return self.left == 0
 
-    def report(self) -> Report:
-        return Report(P1, 1, self.amounts, self.is_counted)
+    def report(self) -> UsageReport:
+        return UsageReport(P1, 1, self.amounts, self.is_counted)
 
     def forget(self, names: Iterable[str]) -> None: ...
 
@@ -56,7 +56,9 @@ class Links:
 
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         self.asked += 1
-        return encode(Said([Report(P3, 1, {"n": Amount(self.asked, 0)})], wanted={"n": 50.0}, refused=self.refused))
+        return encode(
+            UsageAnswer([UsageReport(P3, 1, {"n": Amount(self.asked, 0)})], wanted={"n": 50.0}, refused=self.refused)
+        )
 
 
 def keeper_of(links: Links) -> tuple[Keeper, TaskNursery]:

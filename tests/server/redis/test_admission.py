@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvstore.server.config import Limits
-from kvstore.server.peer import door as peer_door
+from kvstore.server.peer import handshake
 from kvstore.server.peer import server as peer_server
 from kvstore.server.peer.frames import FrameError
-from kvstore.server.peer.proof import Caller
+from kvstore.server.peer.proof import CallingSide
 from kvstore.server.redis import door as resp_door
 from kvstore.types import PartitionId, ServerId
 from tests.server.peer.test_peer import connect, echo, hello
@@ -85,7 +85,7 @@ async def test_who_only_says_that_he_is_a_server_keeps_none_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resp_door, "SERVERS_MAX", 4)
-    monkeypatch.setattr(peer_door, "PROOF_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(handshake, "PROOF_S", 10 * PATIENCE_S)
     async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=1)) as cluster, AsyncExitStack() as stack:
         cluster["n2"].peers.serve(PartitionId("p1"), echo)
         client = await stack.enter_async_context(cluster["n2"].redis())
@@ -109,7 +109,7 @@ async def test_of_those_who_say_that_they_are_servers_the_address_with_the_most_
         client = await stack.enter_async_context(cluster["n2"].redis())
         await client.ping()
         host, _, port = cluster.addresses[ServerId("n2")].rpartition(":")
-        caller = Caller(cluster["n1"].credentials, ServerId("n2"))
+        caller = CallingSide(cluster["n1"].credentials, ServerId("n2"))
         server = Raw(*await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0)))
         server.writer.write(caller.hello())
         proof, _ = caller.take(await server.read_line())

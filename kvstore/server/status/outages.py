@@ -1,4 +1,4 @@
-"""Losses of a node's cluster, and their ends: the metadata store, an ack quorum of bookies, leaders. Decides
+"""Outages of a node's cluster, and their ends: the metadata store, an ack quorum of bookies, leaders. Decides
 only; loss_watch.py looks and writes it to the log (docs/operations.md, Logs)."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAMED_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class ClusterView:
     """The view that the node has at one moment."""
 
     metadata: str = "connected"
@@ -34,7 +34,7 @@ class Sight:
     """Those that are registered."""
 
 
-class News(NamedTuple):
+class OutageEvent(NamedTuple):
     """A line for the log: a message and its arguments."""
 
     is_loss: bool
@@ -44,46 +44,48 @@ class News(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Loss:
+class _Outage:
     since: float
     reason: str
     is_told: bool = False
 
 
-class Losses:
+class Outages:
     """Each loss is told once, when it has lasted for GONE_S, and so is its end."""
 
     def __init__(self) -> None:
-        self._metadata: _Loss | None = None
-        self._quorum: _Loss | None = None
-        self._leaders: dict[PartitionId, _Loss] = {}
+        self._metadata: _Outage | None = None
+        self._quorum: _Outage | None = None
+        self._leaders: dict[PartitionId, _Outage] = {}
         self._led_by: dict[PartitionId, ServerId] = {}
         """Who led last."""
 
-    def look(self, now: float, sight: Sight) -> list[News]:
+    def look(self, now: float, sight: ClusterView) -> list[OutageEvent]:
         """Return what is to be told of what is seen `now`."""
         return [*self._of_metadata(now, sight), *self._of_quorum(now, sight), *self._of_leaders(now, sight)]
 
-    def _of_metadata(self, now: float, sight: Sight) -> Iterable[News]:
+    def _of_metadata(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
         reason = "" if sight.metadata == "connected" else sight.metadata
         self._metadata, told = _follow(self._metadata, reason, now)
         if told is not None and reason:
-            yield News(
+            yield OutageEvent(
                 True,
                 "metadata=%s the metadata store is away: reads and writes go on, nothing is elected, rolled or "
                 "repaired until it is back",
                 (reason,),
             )
         elif told is not None:
-            yield News(False, "metadata=%s the metadata store is back after %.1f s", (sight.metadata, now - told.since))
+            yield OutageEvent(
+                False, "metadata=%s the metadata store is back after %.1f s", (sight.metadata, now - told.since)
+            )
 
-    def _of_quorum(self, now: float, sight: Sight) -> Iterable[News]:
+    def _of_quorum(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
         reason = "" if sight.writable >= sight.ack or sight.metadata != "connected" else "few"
         if sight.metadata != "connected" and self._quorum is not None:
             return  # which bookies there are is not known now
         self._quorum, told = _follow(self._quorum, reason, now)
         if told is not None and reason:
-            yield News(
+            yield OutageEvent(
                 True,
                 "writable=%d readonly=%d ack=%d the ack quorum is lost: too few bookies are writable, logs that need "
                 "another ledger take no writes",
@@ -91,9 +93,9 @@ class Losses:
             )
         elif told is not None:
             text = "writable=%d readonly=%d ack=%d the ack quorum is back after %.1f s"
-            yield News(False, text, (sight.writable, sight.readonly, sight.ack, now - told.since))
+            yield OutageEvent(False, text, (sight.writable, sight.readonly, sight.ack, now - told.since))
 
-    def _of_leaders(self, now: float, sight: Sight) -> Iterable[News]:
+    def _of_leaders(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
         lost: dict[str, list[PartitionId]] = {}
         back: list[tuple[PartitionId, float]] = []
         leaderless = set(sight.leaderless)
@@ -110,13 +112,13 @@ class Losses:
                 back.append((partition, now - told.since))
         self._led_by = {**self._led_by, **sight.leaders}
         for reason, partitions in sorted(lost.items()):
-            yield News(True, "partitions=%s have no leader: %s", (named(partitions), reason))
+            yield OutageEvent(True, "partitions=%s have no leader: %s", (named(partitions), reason))
         if back:
             took = max(seconds for _, seconds in back)
             names = named([partition for partition, _ in back])
-            yield News(False, "partitions=%s have a leader again, after %.1f s", (names, took))
+            yield OutageEvent(False, "partitions=%s have a leader again, after %.1f s", (names, took))
 
-    def _why(self, partition: PartitionId, sight: Sight) -> str:
+    def _why(self, partition: PartitionId, sight: ClusterView) -> str:
         leader = sight.leaders.get(partition)
         if leader is not None:
             return f"server={leader} has the lead and does not answer yet"
@@ -134,13 +136,13 @@ def named(partitions: list[PartitionId]) -> str:
     return ",".join(partitions[:NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _follow(known: _Loss | None, reason: str, now: float) -> tuple[_Loss | None, _Loss | None]:
+def _follow(known: _Outage | None, reason: str, now: float) -> tuple[_Outage | None, _Outage | None]:
     """Return a loss as it is known by now, and the same if it is to be told: that it is lost or, without a reason, that
     it is back."""
     if not reason:
         return None, known if known is not None and known.is_told else None
     if known is None:
-        return _Loss(now, reason), None
+        return _Outage(now, reason), None
     if known.is_told or now - known.since < GONE_S:
         known.reason = known.reason if known.is_told else reason
         return known, None

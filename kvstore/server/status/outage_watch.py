@@ -10,7 +10,7 @@ from kvstore.meta.bookies import BookieView
 from kvstore.meta.store import MetadataStore
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.config import NodeConfig
-from kvstore.server.status.losses import Losses, Sight
+from kvstore.server.status.outages import ClusterView, Outages
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 
 
-class Watched(Protocol):
+class WatchedNode(Protocol):
     """The node: kvstore.server.app.Node."""
 
     @property
@@ -34,12 +34,12 @@ class Watched(Protocol):
     def leaderless(self) -> list[PartitionId]: ...
 
 
-class LossWatch:
+class OutageWatch:
     """Watches what one server has lost."""
 
-    def __init__(self, env: Env, node: Watched, view: BookieView) -> None:
+    def __init__(self, env: Env, node: WatchedNode, view: BookieView) -> None:
         self._env, self._node, self._view = env, node, view
-        self._losses = Losses()
+        self._losses = Outages()
         self._nursery = env.nursery.child("losses")
 
     def start(self) -> None:
@@ -59,10 +59,10 @@ class LossWatch:
         for news in self._losses.look(self._env.clock.now(), self._sight()):
             log.log(logging.WARNING if news.is_loss else logging.INFO, news.message, *news.arguments)
 
-    def _sight(self) -> Sight:
+    def _sight(self) -> ClusterView:
         node, bookies = self._node, self._view.current
         topology = node.topology
-        return Sight(
+        return ClusterView(
             metadata=node.store.state.name.lower(),
             writable=len(bookies.writable),
             readonly=len(bookies.readonly),

@@ -9,7 +9,7 @@ from kvstore.namespaces import Book, NamespaceTable
 from kvstore.proto import admin_pb2
 
 
-class Known(Protocol):
+class NamespaceUsage(Protocol):
     """The knowledge of this server: kvstore.server.namespaces.keeper.Keeper."""
 
     @property
@@ -18,7 +18,7 @@ class Known(Protocol):
     def refused_ago_s(self) -> Mapping[str, Mapping[str, float]]: ...
 
 
-def messages_of(known: Known, table: NamespaceTable) -> list[admin_pb2.Namespace]:
+def messages_of(known: NamespaceUsage, table: NamespaceTable) -> list[admin_pb2.Namespace]:
     """All namespaces of a table."""
     refusals, ago_s = known.refusals(), known.refused_ago_s()
     found = []
