@@ -69,13 +69,13 @@ def from_table(table: Mapping[str, Any], cls: type[T]) -> T:
 
     Raises ConfigError with every fault, each by its dotted name.
     """
-    value, faults = look_at(table, cls)
+    value, faults = build_or_faults(table, cls)
     if value is None:
         raise ConfigError(*map(str, faults))
     return value
 
 
-def look_at(table: Mapping[str, Any], cls: type[T]) -> tuple[T | None, list[Fault]]:
+def build_or_faults(table: Mapping[str, Any], cls: type[T]) -> tuple[T | None, list[Fault]]:
     """Build as `from_table` does. Returns None if anything is wrong with the table, and all that is."""
     faults: list[Fault] = []
     value = _build(table, cls, "", faults)

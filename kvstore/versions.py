@@ -30,9 +30,9 @@ def link_version(cluster_version: int) -> int:
 LINK_LATEST = link_version(LATEST)
 
 
-def release_for(cluster_version: int, told: str = "") -> str:
+def release_for(cluster_version: int, unknown: str = "") -> str:
     """Name the release to install for a cluster version; `told`: what is said of one that this build does not know."""
-    return RELEASES.get(cluster_version, told) or "a later one"
+    return RELEASES.get(cluster_version, unknown) or "a later one"
 
 
 class Versions(Protocol):

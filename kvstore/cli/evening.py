@@ -35,7 +35,7 @@ def even_replicas(
     undrain`, or when a server has joined. No move brings replicas of a partition into a common zone. If it is
     interrupted, the move that it has begun ends by itself; call it again for the rest."""
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
-    from kvstore.server.placement.evening import BalancingMove, held_by, next_balancing_move
+    from kvstore.server.placement.balancing import BalancingMove, held_by, next_balancing_move
 
     where, moved = (data_dir, zookeeper, server), list[BalancingMove]()
     with said_if_interrupted("interrupted; a replica goes on moving: `kvstore ring status` shows how far it is"):

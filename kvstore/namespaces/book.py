@@ -72,7 +72,7 @@ class Book:
         self.generation = 0
         """How often the prefixes have changed: what was counted for others is no count."""
         self.led: dict[PartitionId, PartitionUsage] = {}
-        self.heard: dict[PartitionId, UsageReport] = {}
+        self.reported: dict[PartitionId, UsageReport] = {}
         self._elsewhere: Amounts | None = None
         """Sums of what is heard of partitions that are not led here; None: to be summed anew."""
         self.refused: Counter[tuple[str, str]] = Counter()
@@ -95,7 +95,7 @@ class Book:
         """A name that comes again may be that of other keys."""
         for own in self.led.values():
             own.forget(names)
-        for report in self.heard.values():
+        for report in self.reported.values():
             for name in names & report.amounts.keys():
                 del report.amounts[name]
         self._elsewhere = None
@@ -108,7 +108,7 @@ class Book:
         """Sum up what a namespace uses in all partitions, as far as it is known here."""
         if self._elsewhere is None:
             self._elsewhere = summed(
-                report.amounts for partition, report in self.heard.items() if partition not in self.led
+                report.amounts for partition, report in self.reported.items() if partition not in self.led
             )
         elsewhere = self._elsewhere.get(name, NOTHING)
         keys, size = elsewhere.keys, elsewhere.bytes
@@ -135,7 +135,7 @@ class Book:
         found = []
         for partition in sorted(partitions):
             own = self.led.get(partition)
-            report = self.heard.get(partition) if own is None else own.report()
+            report = self.reported.get(partition) if own is None else own.report()
             if report is None or not report.is_counted:
                 found.append(partition)
         return found
@@ -145,17 +145,17 @@ class Book:
         return [self.led[partition].report() for partition in sorted(self.led)]
 
     # docs/protocol.md N3
-    def hear(self, reports: Iterable[UsageReport], marks: Mapping[str, int] | None = None) -> None:
+    def take_reports(self, reports: Iterable[UsageReport], marks: Mapping[str, int] | None = None) -> None:
         """Take in what another server reports. A later lead's report stands, whatever a former leader still says.
         `marks`: those of the prefixes that the other one counts."""
         mine = self.marks()
         others = {name for name, mark in (marks or {}).items() if mine.get(name) != mark}
         for report in reports:
-            known = self.heard.get(report.partition)
+            known = self.reported.get(report.partition)
             if known is None or report.epoch >= known.epoch:
                 for name in others & report.amounts.keys():  # of the keys of another prefix
                     del report.amounts[name]
-                self.heard[report.partition] = report
+                self.reported[report.partition] = report
         self._elsewhere = None
 
     def marks(self) -> dict[str, int]:
@@ -164,25 +164,25 @@ class Book:
 
     def keep_only(self, partitions: Container[PartitionId]) -> None:
         """Forget partitions that are not in the ring any more."""
-        for partition in [each for each in self.heard if each not in partitions]:
-            del self.heard[partition]
+        for partition in [each for each in self.reported if each not in partitions]:
+            del self.reported[partition]
         self._elsewhere = None
 
     def leave(self, partition: PartitionId, own: PartitionUsage) -> None:
         """A lead has ended. What it had stays until its successor reports."""
         if self.led.get(partition) is own:
             del self.led[partition]
-            self.hear([own.report()])
+            self.take_reports([own.report()])
 
     def lead(self, partition: PartitionId, own: PartitionUsage) -> Amounts:
         """A partition is led here from now on, until it leaves. Returns what was last known of it, which holds until it
         is counted."""
         former = self.led.get(partition)
         if former is not None:
-            self.hear([former.report()])
+            self.take_reports([former.report()])
         self.led[partition] = own
         self._elsewhere = None
-        known = self.heard.get(partition)
+        known = self.reported.get(partition)
         return {} if known is None else {name: Amount(each.keys, each.bytes) for name, each in known.amounts.items()}
 
 

@@ -25,7 +25,7 @@ from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.changes import Changes
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
-from kvstore.server.clock.dating import Dating
+from kvstore.server.clock.clock_sync import ClockSync
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.ring_store import RingStore
 from kvstore.server.cluster.rising import what_holds_it
@@ -82,7 +82,7 @@ class Node:
         self.load_sampler: LoadSampler
         self.progress: MoveProgress
         self.feeds: Feeds
-        self.dating: Dating
+        self.clock_sync: ClockSync
         self.surveyor: Surveyor
         self.copy_count: CopyCount
         self.ledger_survey: LedgerSurvey
@@ -182,7 +182,7 @@ class Node:
                 "cluster_version": self.versions.cluster,
                 "servers_undecodable": len(self.membership.undecodable_servers),
                 "ring_hints_false_total": self.membership.false_hints,
-                **self.dating.statistics(),
+                **self.clock_sync.statistics(),
                 **self.access.statistics(),
                 **self.logins.statistics(),
                 **self.env.slow.statistics(),
@@ -324,7 +324,7 @@ class Node:
             "python": interpreter(),
             "roles": list(self.config.plays),
             "metadata": self.store.state.name.lower(),
-            "date": self.dating.told()._asdict() if self.is_open and Role.SERVER in self.config.plays else None,
+            "date": self.clock_sync.report()._asdict() if self.is_open and Role.SERVER in self.config.plays else None,
             "not_ready": self.not_ready(),
         }
         if self.is_open and Role.SERVER in self.config.plays:

@@ -35,8 +35,8 @@ from kvstore.server.access.certificates import common_names
 from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.follow import AccessFollower
 from kvstore.server.app import VERSION, Node
-from kvstore.server.clock.dating import DATES, Dating, JudgedClock
-from kvstore.server.clock.kept_date import kept_offset
+from kvstore.server.clock.clock_sync import DATES, ClockSync, JudgedClock
+from kvstore.server.clock.saved_date import saved_offset
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.ring_store import RingStore
 from kvstore.server.cluster.topology import Member
@@ -89,7 +89,7 @@ async def serve(
     find_engines: FindEngines | None = None,
     spoil_engine: SpoilEngine | None = None,
     age_retired: AgeRetired | None = None,
-    doors: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
+    open_listeners: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
     can: int = versions.LATEST,
 ) -> AsyncIterator[Node]:
     """A running node; leaving the context hands over what it leads and stops it.
@@ -100,7 +100,7 @@ async def serve(
     version that the node is to do. Raises ConfigError, OSError (an address is taken), MetadataUnavailable,
     MetadataLost.
     """
-    clock = JudgedClock(env.clock, ServerId(config.id), kept_offset(env))
+    clock = JudgedClock(env.clock, ServerId(config.id), saved_offset(env))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
     write_probe = WriteProbe(env.disk, clock.now, env.beat.rest)
     env = replace(env, clock=clock, slow=slow, writable=write_probe.check)
@@ -119,9 +119,9 @@ async def serve(
             node.copy_count = CopyCount(node.env, node, view)
             stack.push_async_callback(node.copy_count.close)
             await _open_server(node, stack, logs, clock, Surveyor(node.env, node, view, bookies))
-            losses = OutageWatch(node.env, node, view)
-            losses.start()
-            stack.push_async_callback(losses.close)
+            outages = OutageWatch(node.env, node, view)
+            outages.start()
+            stack.push_async_callback(outages.close)
             engines = (
                 open_engine,
                 retire_engine or (lambda _: None),
@@ -130,11 +130,11 @@ async def serve(
                 age_retired or (lambda *_: None),
             )
             _make_hosting(node, stack, logs, *engines)
-            if doors is not None:
-                await doors(node, stack)
+            if open_listeners is not None:
+                await open_listeners(node, stack)
             await _host(node, stack)
-        elif doors is not None:
-            await doors(node, stack)
+        elif open_listeners is not None:
+            await open_listeners(node, stack)
         node.is_open = True
         if Role.SERVER in config.plays:
             await node.membership.announcement.announce_up()
@@ -175,7 +175,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
     config, env, store = node.config, node.env, node.store
     own: tuple[BookieId, LocalBookie] | None = None
     if Role.BOOKIE in config.plays:
-        advertised = config.told(config.bookie) if config.advertise else ""
+        advertised = config.advertised(config.bookie) if config.advertise else ""
         of_bookie = BookieConfig(
             name=config.id,
             id=config.bookie_id,
@@ -267,10 +267,10 @@ def _member_of(node: Node) -> Member:
     config = node.config
     return Member(
         id=config.id,
-        resp=config.told(config.resp),
-        grpc=config.told(config.grpc),
-        http=config.told(config.http),
-        bookie=config.told(config.bookie) if Role.BOOKIE in config.plays else "",
+        resp=config.advertised(config.resp),
+        grpc=config.advertised(config.grpc),
+        http=config.advertised(config.http),
+        bookie=config.advertised(config.bookie) if Role.BOOKIE in config.plays else "",
         zone=config.zone,
         roles=tuple(config.plays),
         version=VERSION,
@@ -300,10 +300,10 @@ async def _open_server(
     dispatcher.use_links(node.links)
     stack.callback(node.versions.on_rise(node.peers.end_outdone))
     _watch_overdue(env, dispatcher, stack)
-    node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
-    stack.push_async_callback(node.dating.close)
-    node.peers.serve_at_once(DATES, node.dating.answer)
-    node.dating.start()
+    node.clock_sync = ClockSync(env, node.id, clock, node.links, lambda: membership.topology.ring)
+    stack.push_async_callback(node.clock_sync.close)
+    node.peers.serve_at_once(DATES, node.clock_sync.answer)
+    node.clock_sync.start()
     node.surveyor, surveyor.troubles = surveyor, lambda: node.write_probe.troubles
     node.peers.serve_at_once(STATUS, surveyor.answer)
     stack.push_async_callback(surveyor.close)
@@ -352,7 +352,7 @@ async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
     stack.push_async_callback(keeper.close)
     follower = NamespaceFollower(node.env, node.store, keeper.take)
     stack.push_async_callback(follower.close)
-    keeper.look_again = follower.look_again
+    keeper.reread = follower.reread
     await follower.open()
 
 

@@ -298,7 +298,7 @@ class NodeConfig:
         places = (*self.storage.directories, *self.storage.lost_dirs, self.storage.index_dir)
         return [Path(each) for each in dict.fromkeys(places) if each.startswith("/")]
 
-    def told(self, address: str) -> str:
+    def advertised(self, address: str) -> str:
         """Return what others are told for one of our addresses."""
         return f"{self.advertise}:{address.rpartition(':')[2]}" if self.advertise else address
 

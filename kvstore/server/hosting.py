@@ -91,7 +91,7 @@ class Hosting:
         """How often, since this process began."""
         self._held: set[PartitionId] = set()
         """Replicas that left and did not end in good order: this process may have their states open."""
-        self._standing: dict[PartitionId, StoreError] = {}
+        self._blocked: dict[PartitionId, StoreError] = {}
         """Replicas whose copies a newer release has written, and why they do not begin."""
         self._turns = Turns()
         self._changed = asyncio.Event()
@@ -139,7 +139,7 @@ class Hosting:
             await stopping.close()
 
     def statistics(self) -> dict[PartitionId, dict[str, Any]]:
-        standing = {partition: _standing(error) for partition, error in self._standing.items()}
+        standing = {partition: _blocked(error) for partition, error in self._blocked.items()}
         return dict(sorted({**standing, **{each: self._hosted[each].statistics() for each in self._hosted}}.items()))
 
     @property
@@ -178,9 +178,9 @@ class Hosting:
             else:
                 self._held.add(partition)  # the next process retires it
         await self._retire_left()
-        self._standing = {each: why for each, why in self._standing.items() if each in assigned}
+        self._blocked = {each: why for each, why in self._blocked.items() if each in assigned}
         for partition in assigned:
-            if partition not in self._hosted and partition not in self._standing:
+            if partition not in self._hosted and partition not in self._blocked:
                 async with self._taking_back:  # what stands there from now on is of the one that begins
                     self._drained.pop(partition, None)
                     if partition in self._leaving:
@@ -297,7 +297,7 @@ class Hosting:
         except (ClusterTooNew, WrittenByNewer) as error:
             engine.close()
             log.error("partition=%s its replica here stands still: %s", partition, error)
-            self._standing[partition] = error
+            self._blocked[partition] = error
             return
         replica.on_outvoted(partial(self._rebuild, partition))
         self._hosted[partition] = replica
@@ -367,7 +367,7 @@ def _replicas_of(ring: Ring, partition: PartitionId) -> tuple[ServerId, ...]:
     return member.replicas if member is not None else ()
 
 
-def _standing(why: StoreError) -> dict[str, Any]:
+def _blocked(why: StoreError) -> dict[str, Any]:
     """The numbers of a replica that has not begun, as far as others ask for them."""
     nothing = dict.fromkeys(("seq", "durable_seq", "epoch", "keys", "moves_stuck", "pins_held"), 0)
     return {

@@ -180,7 +180,7 @@ class Process:
     def own_names(self) -> set[str]:
         """The hosts by which clients and other nodes know this one and the others, and the machine itself: a proxy or a
         tunnel on one machine may lead to another node."""
-        own = {self._config.told(self._config.http), self._config.http}
+        own = {self._config.advertised(self._config.http), self._config.http}
         others = self.node.dispatcher.topology.servers.values() if self.node is not None else ()
         hosts = {each.rpartition(":")[0].lower() for each in (*own, *(other.http for other in others))}
         return hosts | {socket.gethostname().lower()}
@@ -307,7 +307,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             find_engines=engines.find,
             spoil_engine=engines.spoil,
             age_retired=engines.age_retired,
-            doors=partial(_doors, process.certificates),
+            open_listeners=partial(_open_listeners, process.certificates),
         )
         node = await started_or_none(env.nursery, stack, serving, stop)
         if node is None:
@@ -413,7 +413,7 @@ async def _connected(config: NodeConfig, liveness: Liveness) -> AsyncIterator[St
         await store.close()
 
 
-async def _doors(certificates: Certificates | None, node: Node, stack: AsyncExitStack) -> None:
+async def _open_listeners(certificates: Certificates | None, node: Node, stack: AsyncExitStack) -> None:
     """Open the doors that take operations beside the Redis door."""
     if Role.SERVER not in node.config.plays:
         return

@@ -31,7 +31,7 @@ class Supervisor:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._watchdog_s = watchdog_s
         self._failed = False
-        self._said = ""
+        self._sent_status = ""
         self._is_ready = False
 
     async def follow(
@@ -43,36 +43,38 @@ class Supervisor:
         pause_s = LOOK_S if self._watchdog_s is None else min(LOOK_S, self._watchdog_s / PINGS)
         pinged = -float("inf")
         while not await wait_within(stop, pause_s):
-            self._say_standing(not_ready())
+            self._report_status(not_ready())
             if is_live():
                 pinged = self._ping(loop.time(), pinged)
-        self._say("STOPPING=1\nSTATUS=stopping")
+        self._send("STOPPING=1\nSTATUS=stopping")
         while True:
             pinged = self._ping(loop.time(), pinged)
             await asyncio.sleep(pause_s)
 
-    def _say_standing(self, reasons: list[str]) -> None:
+    def _report_status(self, reasons: list[str]) -> None:
         """Say what the node waits for, when it changes; and once that it is ready, which it stays for a supervisor."""
         status = " ".join("; ".join(reasons).split())[:STATUS_CHARS_MAX] or "ready"
-        if status == self._said:
+        if status == self._sent_status:
             return
         begins = not reasons and not self._is_ready
-        if self._say(f"READY=1\nSTATUS={status}" if begins else f"STATUS={status}"):
-            self._said = status  # else it is said again at the next look
+        if self._send(f"READY=1\nSTATUS={status}" if begins else f"STATUS={status}"):
+            self._sent_status = status  # else it is said again at the next look
             self._is_ready |= begins
 
     def _ping(self, now: float, pinged: float) -> float:
         """Say that the event loop runs, if that is due; returns when it was said last."""
         if self._watchdog_s is None or now - pinged < self._watchdog_s / PINGS:
             return pinged
-        self._say("WATCHDOG=1")
+        self._send("WATCHDOG=1")
         return now
 
-    def _say(self, text: str) -> bool:
+    def _send(self, text: str) -> bool:
         """Tell whether it could be said."""
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as door:
-                door.sendto(text.encode(errors="replace"), self._address)  # a path may be no UTF-8
+            with socket.socket(
+                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            ) as endpoint:
+                endpoint.sendto(text.encode(errors="replace"), self._address)  # a path may be no UTF-8
         except OSError as error:
             if not self._failed:
                 log.warning("the supervisor at %s cannot be told: %s", NOTIFY_SOCKET, error)

@@ -59,7 +59,7 @@ class TableFollower(ABC, Generic[T]):
             self._watch.close()
         await self._nursery.close()
 
-    def look_again(self) -> None:
+    def reread(self) -> None:
         """Have the table read again soon."""
         self._changed.set()
 

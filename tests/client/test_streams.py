@@ -165,7 +165,7 @@ async def test_a_write_whose_stream_breaks_is_applied_once(servers: Servers) -> 
 
 
 def test_who_has_no_stream_is_not_asked_again_for_a_while() -> None:
-    doors = StreamDoors(Routing(doors={"a:1": ("n1", "a:2")}))
+    doors = StreamDoors(Routing(open_listeners={"a:1": ("n1", "a:2")}))
     assert (doors.door_or_none("a:1"), doors.door_or_none("b:1")) == (("n1", "a:2"), None)
     assert doors.may_try("a:1", 100.0)
     doors.bar("a:1", 100.0)

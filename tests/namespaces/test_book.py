@@ -49,20 +49,20 @@ def of(partition: PartitionId, epoch: int, keys: int) -> UsageReport:
 # docs/protocol.md N3
 def test_a_former_leader_does_not_take_back_what_its_successor_says() -> None:
     book = Book()
-    book.hear([of(P1, 2, 5)])
-    book.hear([of(P1, 1, 50)])
+    book.take_reports([of(P1, 2, 5)])
+    book.take_reports([of(P1, 1, 50)])
     assert book.used("n").keys == 5
-    book.hear([of(P1, 2, 6), of(P2, 1, 1)])
+    book.take_reports([of(P1, 2, 6), of(P2, 1, 1)])
     assert book.used("n") == Amount(7, 7)
 
 
 def test_what_is_led_here_counts_once_whatever_others_said_of_it() -> None:
     book, own = Book(), Led(P1, epoch=3)
-    book.hear([of(P1, 2, 50), of(P2, 1, 1)])
+    book.take_reports([of(P1, 2, 50), of(P2, 1, 1)])
     assert book.lead(P1, own) == {"n": Amount(50, 50)}
     own.amounts = {"n": Amount(3, 3)}
     assert book.used("n").keys == 4
-    book.hear([of(P1, 2, 60)])
+    book.take_reports([of(P1, 2, 60)])
     assert book.used("n").keys == 4
 
 
@@ -72,7 +72,7 @@ def test_what_a_lead_had_stays_until_its_successor_reports() -> None:
     own.amounts = {"n": Amount(9, 9)}
     book.leave(P1, own)
     assert book.used("n").keys == 9
-    book.hear([of(P1, 2, 8)])
+    book.take_reports([of(P1, 2, 8)])
     assert book.used("n").keys == 8
     book.keep_only([P2])  # it has left the ring
     assert book.used("n").keys == 0
@@ -94,7 +94,7 @@ def test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_o
     book.take(SPACE)
     book.lead(P1, own)
     own.amounts = {"n": Amount(9, 9)}
-    book.hear([of(P2, 1, 5)])
+    book.take_reports([of(P2, 1, 5)])
     assert book.used("n").keys == 14
     same = NamespaceTable(namespaces=(Namespace(name="n", prefix=b"n/", keys_max=7),))
     book.take(same)
@@ -104,10 +104,10 @@ def test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_o
     book.take(NamespaceTable(namespaces=(Namespace(name="n", prefix=b"other/", keys_max=7),)))
     assert book.used("n").keys == 0
     late = decode(former)  # of a server that has not heard of it
-    book.hear(late.reports, late.marks)
+    book.take_reports(late.reports, late.marks)
     assert book.used("n").keys == 0
     own.amounts = {}
-    book.hear([of(P2, 1, 3)], book.marks())
+    book.take_reports([of(P2, 1, 3)], book.marks())
     assert book.used("n").keys == 3
 
 
@@ -115,7 +115,7 @@ def test_who_deletes_more_than_is_known_of_makes_no_room_for_others() -> None:
     book, own = Book(), Led(P1)
     book.lead(P1, own)
     own.amounts = {"n": Amount(-40, -40)}
-    book.hear([of(P2, 1, 30), of(PartitionId("p3"), 1, -20)])
+    book.take_reports([of(P2, 1, 30), of(PartitionId("p3"), 1, -20)])
     assert book.used("n") == Amount(30, 30)
     assert book.led_amounts() == {"n": Amount(0, 0)}
 
@@ -169,7 +169,7 @@ def test_a_quota_is_exceeded_by_no_more_than_what_others_admit_between_two_repor
             exceeded = max(exceeded, total - LIMIT)
         if random.random() < 0.05:
             teller, hearer = random.sample(range(3), 2)
-            books[hearer].hear(copied(books[teller]))
+            books[hearer].take_reports(copied(books[teller]))
             untold[teller, hearer] = 0
         if random.random() < 0.1:  # a delete is never refused
             server, led = leads[random.choice(sorted(leads))]

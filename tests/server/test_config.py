@@ -50,7 +50,9 @@ def test_every_fault_is_named_at_once() -> None:
 def test_unknown_and_missing_names_hide_no_other_fault(hiding: dict[str, Any]) -> None:
     """`node check` was run, mended and run again, once for each kind of fault."""
     table = {**GOOD, "http": "nowhere", "repair_after_s": -1, "storage": {"scrub_first_s": 0.5, "index": "x"}} | hiding
-    found, faults = toml.look_at({name: value for name, value in table.items() if value is not None}, NodeConfig)
+    found, faults = toml.build_or_faults(
+        {name: value for name, value in table.items() if value is not None}, NodeConfig
+    )
     assert found is None
     named = {name for name, _ in faults}
     assert named >= {"repair_after_s", "storage.scrub_first_s", "storage.index"}
@@ -63,7 +65,7 @@ def test_checks_of_the_whole_file_are_made_beside_unknown_and_missing_names(hidi
     table = {
         name: value for name, value in ({**GOOD, "http": "nowhere", "roles": []} | hiding).items() if value is not None
     }
-    _, faults = toml.look_at(table, NodeConfig)
+    _, faults = toml.build_or_faults(table, NodeConfig)
     assert {"http", "roles"} < {name for name, _ in faults}
     assert len(faults) == 3
 
@@ -118,9 +120,9 @@ def test_others_are_told_a_host_that_they_can_connect_to() -> None:
         toml.from_table(table, NodeConfig)
     assert "http" not in str(it.value)
     config = toml.from_table({**table, "advertise": "n1.example"}, NodeConfig)
-    assert (config.told(config.resp), config.told(config.grpc)) == ("n1.example:6401", "n1.example:7401")
+    assert (config.advertised(config.resp), config.advertised(config.grpc)) == ("n1.example:6401", "n1.example:7401")
     config = toml.from_table(GOOD, NodeConfig)
-    assert config.told(config.resp) == config.resp
+    assert config.advertised(config.resp) == config.resp
     with pytest.raises(ConfigError, match="advertise: want a host without port, got 'n1:80'"):
         toml.from_table({**GOOD, "advertise": "n1:80"}, NodeConfig)
 

@@ -59,7 +59,7 @@ def faults_with(name: str, value: float) -> list[str]:
     for each in sections:
         inner = inner.setdefault(each, {})
     inner[last] = value
-    return [str(each) for each in toml.look_at(table, NodeConfig)[1] if each.name == name]
+    return [str(each) for each in toml.build_or_faults(table, NodeConfig)[1] if each.name == name]
 
 
 def test_every_number_has_a_range_with_two_ends() -> None:
@@ -119,7 +119,7 @@ def test_a_range_is_said_in_plain_numbers() -> None:
     ],
 )
 def test_settings_that_collide_are_refused_together(settings: dict[str, Any], fault: str) -> None:
-    assert [str(each) for each in toml.look_at({**GOOD, **settings}, NodeConfig)[1]] == [fault]
+    assert [str(each) for each in toml.build_or_faults({**GOOD, **settings}, NodeConfig)[1]] == [fault]
 
 
 def test_leaders_bounds_fit_in_those_of_the_log_and_of_its_bookies() -> None:

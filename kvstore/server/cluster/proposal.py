@@ -154,7 +154,7 @@ def proposal(
         )
         if partition in keys:
             row.keys = keys[partition]
-    _tell_moves(answer, changed_moves(before, after), shares, keys, record_bytes)
+    _add_moves(answer, changed_moves(before, after), shares, keys, record_bytes)
     return answer
 
 
@@ -164,7 +164,7 @@ def recalled(
     """Recall an operation's result by a later ring: of its moves those that are still open."""
     answer = proposal(ring, ring, keys, record_bytes)
     answer.version_before, answer.version, answer.was_done = done.before, done.version, True
-    _tell_moves(answer, open_moves(done, ring), ring.shares(), keys, record_bytes)
+    _add_moves(answer, open_moves(done, ring), ring.shares(), keys, record_bytes)
     return answer
 
 
@@ -172,7 +172,7 @@ def open_moves(done: Operation, ring: Ring) -> list[Move]:
     return [move for move in ring.moves.values() if done.first_move <= move.id < done.next_move]
 
 
-def _tell_moves(
+def _add_moves(
     answer: admin_pb2.ChangeRingResponse,
     moves: Iterable[Move],
     shares: Mapping[PartitionId, float],

@@ -80,7 +80,7 @@ class Watch:
         self.wake = self._news.set
         self._has_trouble = False
         """Something could not be read in this round."""
-        self._is_told = True
+        self._is_announced = True
         """The client knows of all feeds that are followed."""
         self._looked_at = -1
         """Version of the ring of which all who have joined are followed."""
@@ -104,7 +104,7 @@ class Watch:
                 async for message in self._advance(cursor):
                     yield message
                 is_moving |= cursor.position != before or (cursor.is_behind and not self._has_trouble)
-            has_changed = await self._end_some() or not self._is_told
+            has_changed = await self._end_some() or not self._is_announced
             left_s = told + self._heartbeat_s - self._feeds.clock.now()
             if has_changed or left_s <= 0:
                 yield self._positions()
@@ -153,7 +153,7 @@ class Watch:
         except (Retryable, MetadataError):
             self._has_trouble = True
             return False
-        self._is_told = False
+        self._is_announced = False
         return True
 
     async def _end_some(self) -> bool:
@@ -190,13 +190,13 @@ class Watch:
             if follow is not None and not await self._try_to_follow(follow):
                 break
             # docs/protocol.md F2: before the position comes past a RELEASE, it names whom that leads to.
-            if not self._is_told:
+            if not self._is_announced:
                 if message is not None:
                     message.sequence = cursor.seq
                     yield message
                     message, size = None, 0
                 self._plan.positions[partition] = cursor.seq
-                yield self._told_positions()
+                yield self._positions_message()
             for change, more in self._changes(entry, cursor.seq):
                 message = message or kv_pb2.WatchResponse(partition=partition)
                 message.changes.append(change)
@@ -270,15 +270,15 @@ class Watch:
 
     def _positions(self) -> kv_pb2.WatchResponse:
         self._look_over()
-        return self._told_positions()
+        return self._positions_message()
 
     def _look_over(self) -> None:
         for partition, cursor in self._cursors.items():
             cursor.ready()  # over what is of no interest
             self._plan.positions[partition] = cursor.seq
 
-    def _told_positions(self) -> kv_pb2.WatchResponse:
-        self._is_told = True
+    def _positions_message(self) -> kv_pb2.WatchResponse:
+        self._is_announced = True
         return kv_pb2.WatchResponse(positions={str(each): seq for each, seq in self._plan.positions.items()})
 
     async def _wait(self, seconds: float) -> None:

@@ -51,7 +51,7 @@ class WatchPlan:
         """Of one key: up to where all has been had of an owner that is not followed any more."""
         self._begun_by = 0
         """Version of the ring that the watch began by: what its server knows may lag behind that."""
-        self._strangers: set[PartitionId] = set()
+        self._non_owners: set[PartitionId] = set()
         """Of one key: partitions that were named and did not own it, or not any more, when the watch began."""
 
     def begin(self, ring: Ring, after: Mapping[str, int]) -> list[FeedToFollow]:
@@ -69,7 +69,7 @@ class WatchPlan:
             self._doubtful, self._ended = (left - set(after), set()) if after else (set(), left)
         if after:
             named = [PartitionId(each) for each in sorted(after)]
-            self._strangers = set(named) - set(owners) if self._token is not None and owners[0] in after else set()
+            self._non_owners = set(named) - set(owners) if self._token is not None and owners[0] in after else set()
             more = [] if self._token is not None else [each for each in owners if each not in after]
             return [FeedToFollow(each, after[each]) for each in named] + [FeedToFollow(each, NEW) for each in more]
         return [FeedToFollow(each) for each in owners]
@@ -159,10 +159,10 @@ class WatchPlan:
 
     def may_end(self, ring: Ring, partition: PartitionId) -> bool:
         """Whether nothing of interest can follow, once the feed has been read to its end."""
-        return partition in self._strangers or ring.has_left(partition)
+        return partition in self._non_owners or ring.has_left(partition)
 
     def ended(self, partition: PartitionId) -> None:
         self._given[partition] = self.positions.pop(partition, NEW)
-        self._strangers.discard(partition)
+        self._non_owners.discard(partition)
         if self._token is None:
             self._ended.add(partition)

@@ -53,7 +53,7 @@ class Presence:
             runs = await _collected(runs_lacking(metadata, last, held))
             if not any(self._is_up(bookie) for _, lacking in runs for bookie in lacking):
                 break
-        self._tell(metadata, last, runs)
+        self._report_missing(metadata, last, runs)
 
     async def _held(self, metadata: LedgerMetadata) -> dict[BookieId, HeldEntries]:
         found = {}
@@ -65,7 +65,7 @@ class Presence:
                     self._silent(bookie)
         return found
 
-    def _tell(self, metadata: LedgerMetadata, last: EntryId, runs: Sequence[Run]) -> None:
+    def _report_missing(self, metadata: LedgerMetadata, last: EntryId, runs: Sequence[Run]) -> None:
         report, subject, quorum = self._report, subject_of(metadata), metadata.quorum
         report.others += 1
         for entries, lacking in runs:

@@ -109,7 +109,7 @@ class LoadSampler:
         """Whether operations have come since the last look."""
 
     def start(self) -> None:
-        self._nursery.spawn(self._look_now_and_then(), name="look")
+        self._nursery.spawn(self._poll(), name="look")
 
     async def close(self) -> None:
         await self._nursery.close()
@@ -139,7 +139,7 @@ class LoadSampler:
         if heat is not None:
             heat.sampled(tap.seen)
 
-    async def _look_now_and_then(self) -> None:
+    async def _poll(self) -> None:
         while True:
             # What asks for nothing is not sampled: its taps stand, and are looked at as often as it is counted.
             if self._has_seen or any(tap.seen for tap, _ in self._open.values()):

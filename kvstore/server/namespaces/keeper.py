@@ -53,9 +53,9 @@ class Keeper:
         self._env, self._server, self._rated, self._links = env, server, rated, links
         self._servers, self._partitions = servers, partitions
         self._nursery = env.nursery.child("namespaces' keeper")
-        self.look_again: Callable[[], None] = lambda: None
+        self.reread: Callable[[], None] = lambda: None
         """Have the table read again."""
-        self._said: dict[ServerId, UsageAnswer] = {}
+        self._answers: dict[ServerId, UsageAnswer] = {}
         self._asking: set[ServerId] = set()
         self._wanted: dict[str, float] = {}
         self._changed = asyncio.Event()
@@ -77,7 +77,7 @@ class Keeper:
         """Go at once by a table that this server has just written. There may be a later one, which was taken before: so
         it is looked at again."""
         self.take(table)
-        self.look_again()
+        self.reread()
 
     def start(self) -> None:
         """Look after what is led here."""
@@ -113,7 +113,7 @@ class Keeper:
     def refusals(self) -> Refusals:
         """How often all servers have refused, as far as they have said so, by namespace and by what."""
         found: Refusals = {}
-        for refused in (self.book.refusals(), *(self._said[server].refused for server in sorted(self._said))):
+        for refused in (self.book.refusals(), *(self._answers[server].refused for server in sorted(self._answers))):
             for name, counts in refused.items():
                 sums = found.setdefault(name, {})
                 for quota, count in counts.items():
@@ -161,14 +161,14 @@ class Keeper:
             self._is_counting = True
             self._nursery.spawn(self._count(), name="count")
         others = set(self._servers()) - {self._server}
-        self._said = {server: said for server, said in self._said.items() if server in others}
+        self._answers = {server: said for server, said in self._answers.items() if server in others}
         for server in sorted(others - self._asking):
             self._asking.add(server)
             self._nursery.spawn(self._ask(server), name=f"ask {server}")
         if self._rated.rates is not None:
             self._wanted = self.rates.wanted()
             self.rates.deal(
-                self._wanted, [self._said[each].wanted if each in self._said else {} for each in sorted(others)]
+                self._wanted, [self._answers[each].wanted if each in self._answers else {} for each in sorted(others)]
             )
 
     def _uncounted(self) -> list[tuple[PartitionId, PartitionUsage]]:
@@ -196,9 +196,9 @@ class Keeper:
         except (StoreError, msgspec.MsgspecError) as error:
             log.debug("server=%s does not tell what namespaces use there: %r", server, error)
         else:
-            if server in self._said:
-                self._note(self._said[server].refused, said.refused)
-            self._said[server] = said
-            self.book.hear(said.reports, said.marks)
+            if server in self._answers:
+                self._note(self._answers[server].refused, said.refused)
+            self._answers[server] = said
+            self.book.take_reports(said.reports, said.marks)
         finally:
             self._asking.discard(server)

@@ -73,7 +73,7 @@ class PeerServer:
         self.now = env.clock.now
         self.on_proven: Callable[[ServerId, list[str]], None] = lambda server, names: None
         """Called with the common names in the certificate of each server that has proven itself."""
-        self._strangers = RefusedPeers(env.clock)
+        self._refused_peers = RefusedPeers(env.clock)
         self._hosts: dict[ServerId, str] = {}
         """Where servers are or were registered: one that the metadata store has no more may still be there."""
         self._forget_topology = dispatcher.on_topology(self._note_hosts)
@@ -146,7 +146,7 @@ class PeerServer:
 
     def note_refused(self, stream: Stream, refused: HandshakeRefused) -> None:
         address = stream.get_extra_info("peername")
-        self._strangers.note(str(address[0]) if address else "?", str(refused))
+        self._refused_peers.note(str(address[0]) if address else "?", str(refused))
 
     def host_of(self, server: ServerId) -> str | None:
         """Where the server is registered, or was last."""
@@ -176,7 +176,7 @@ class PeerServer:
         return {
             "peer_sessions": len(self._connections),
             "peer_operations_total": self.operations,
-            "peer_refused_total": self._strangers.count,
+            "peer_refused_total": self._refused_peers.count,
         }
 
     async def close(self) -> None:
@@ -208,7 +208,7 @@ class PeerConnection(PeerSink):
         self._in_flight = 0
         self._asked: dict[PartitionId, None] = {}
         """Partitions of which answers are to come."""
-        self._told: dict[PartitionId, tuple[int, int]] = {}
+        self._sent_progress: dict[PartitionId, tuple[int, int]] = {}
         """The progress of each partition that the other server was last told: it knows that as long as the link lasts,
         so a frame repeats nothing."""
         self._results = 0
@@ -443,8 +443,8 @@ class PeerConnection(PeerSink):
         # docs/protocol.md P22: nobody receives an answer before the progress of its partition
         for partition in self._asked:
             progress = self._owner.dispatcher.progress(partition)
-            if self._told.get(partition) != progress:
-                self._told[partition] = progress
+            if self._sent_progress.get(partition) != progress:
+                self._sent_progress[partition] = progress
                 results.progress.append((str(partition), *progress))
         if not (self._in_flight or self._flow.waiting):
             self._asked.clear()

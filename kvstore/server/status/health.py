@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
-from kvstore.server.clock.dates import RATE
+from kvstore.server.clock.clock_judge import RATE
 
 BEHIND_MAX = 100_000
 """Mutations that a replica may be behind its leader: to apply them takes it some seconds, should it have to lead."""

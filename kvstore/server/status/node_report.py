@@ -12,7 +12,7 @@ from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.partition.state.engine import ROOM_BYTES
 from kvstore.proto import admin_pb2
 from kvstore.ring import MoveId
-from kvstore.server.clock.dating import ClockReport
+from kvstore.server.clock.clock_sync import ClockReport
 from kvstore.server.load.load import PartitionLoad
 from kvstore.server.status.latencies import Latency
 from kvstore.types import BookieId, PartitionId, ServerId

@@ -39,16 +39,16 @@ class OutageWatch:
 
     def __init__(self, env: Env, node: WatchedNode, view: BookieView) -> None:
         self._env, self._node, self._view = env, node, view
-        self._losses = Outages()
-        self._nursery = env.nursery.child("losses")
+        self._outages = Outages()
+        self._nursery = env.nursery.child("outages")
 
     def start(self) -> None:
-        self._nursery.spawn(self._look_now_and_then(), name="look")
+        self._nursery.spawn(self._poll(), name="look")
 
     async def close(self) -> None:
         await self._nursery.close()
 
-    async def _look_now_and_then(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await self._env.beat.rest(LOOK_S)
             if self._node.is_open and not self._node.is_draining:
@@ -56,7 +56,7 @@ class OutageWatch:
 
     def look(self) -> None:
         """Look once."""
-        for news in self._losses.look(self._env.clock.now(), self._sight()):
+        for news in self._outages.look(self._env.clock.now(), self._sight()):
             log.log(logging.WARNING if news.is_loss else logging.INFO, news.message, *news.arguments)
 
     def _sight(self) -> ClusterView:

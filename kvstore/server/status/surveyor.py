@@ -18,7 +18,7 @@ from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.store import SessionState
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.server.access.identities import Access
-from kvstore.server.clock.dating import Dating
+from kvstore.server.clock.clock_sync import ClockSync
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.config import NodeConfig
 from kvstore.server.load.sampler import LoadSampler
@@ -62,7 +62,7 @@ class SurveyNode(Reported, Protocol):
     @property
     def access(self) -> Access: ...
     @property
-    def dating(self) -> Dating: ...
+    def clock_sync(self) -> ClockSync: ...
     @property
     def namespaces(self) -> usage_messages.NamespaceUsage: ...
     @property
@@ -135,7 +135,7 @@ class Surveyor:
             read_age_s=max(0.0, now - node.membership.read_at),
             starved=self._env.starved(),
             access_on=node.access.is_on,
-            date=node.dating.told(),
+            date=node.clock_sync.report(),
             ring_version=node.membership.topology.ring.version,
             loads={load.partition: load for load in node.load_sampler.loads()} if is_open else {},
             moves=node.progress.stands() if is_open else {},

@@ -178,7 +178,7 @@ def test_a_condition_that_is_not_met_is_told_before_a_quota() -> None:
 
 def test_other_leaders_use_counts() -> None:
     p, book = led(keys_max=10)
-    book.hear([UsageReport(P1, 0, {"a": Amount(500, 5)}), UsageReport("p2", 1, {"a": Amount(9, 99)})])  # type: ignore[arg-type]
+    book.take_reports([UsageReport(P1, 0, {"a": Amount(500, 5)}), UsageReport("p2", 1, {"a": Amount(9, 99)})])  # type: ignore[arg-type]
     assert p.do(put(b"a/1", b"x")) == 1
     refused = p.do(put(b"a/2", b"x"))
     assert isinstance(refused, QuotaExceeded)
@@ -224,7 +224,7 @@ def test_a_new_leader_goes_by_what_was_known_until_it_has_counted() -> None:
     p.start()
     assert not p.leader.usage.is_counted
     assert isinstance(p.do(put(b"a/4", b"x")), QuotaExceeded)
-    book.heard.clear()  # a server that has never heard of the former leader
+    book.reported.clear()  # a server that has never heard of the former leader
     p.leader.stop(ConditionFailed(0))
     book.keep_only([])
     p.open()

@@ -114,7 +114,7 @@ async def test_a_lead_that_cannot_be_read_is_tried_again_with_the_next_look(capl
 async def test_a_table_that_was_written_here_may_be_old_by_now_so_it_is_looked_at_again() -> None:
     keeper, nursery = keeper_of(Links())
     later = NamespaceTable()
-    keeper.look_again = lambda: keeper.take(later)
+    keeper.reread = lambda: keeper.take(later)
     keeper.take(later)  # another server's change, which this one's answer was late behind
     keeper.take_own(TABLE)
     assert keeper.book.table == later

@@ -11,7 +11,7 @@ from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.partition.state.engine import ROOM_BYTES
 from kvstore.proto.admin_pb2 import NodeReport
 from kvstore.ring import MoveId
-from kvstore.server.clock.dating import ClockReport
+from kvstore.server.clock.clock_sync import ClockReport
 from kvstore.server.load.load import HotKey, PartitionLoad
 from kvstore.server.status.latencies import Latency
 from kvstore.server.status.node_report import replica_report, report_of

@@ -17,11 +17,11 @@ def seen(**other: Any) -> ClusterView:
     return ClusterView(**{name: other.get(name, getattr(WELL, name)) for name in ClusterView.__slots__})
 
 
-def told(losses: Outages, *sights: ClusterView, begin: float = 0.0, step: float = 1.0) -> list[tuple[bool, str]]:
+def told(outages: Outages, *sights: ClusterView, begin: float = 0.0, step: float = 1.0) -> list[tuple[bool, str]]:
     return [
         (news.is_loss, news.message % news.arguments)
         for at, sight in enumerate(sights)
-        for news in losses.look(begin + at * step, sight)
+        for news in outages.look(begin + at * step, sight)
     ]
 
 
@@ -62,8 +62,8 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
 
 def test_partitions_that_lose_their_leader_together_are_one_line_and_so_is_their_return() -> None:
     gone = seen(leaders={}, leaderless=(P0, P1), servers=frozenset())
-    losses = Outages()
-    lines = told(losses, seen(leaders={P0: N1, P1: N1}), *[gone] * 5, WELL)
+    outages = Outages()
+    lines = told(outages, seen(leaders={P0: N1, P1: N1}), *[gone] * 5, WELL)
     assert lines == [
         (True, f"partitions=p0,p1 have no leader: {GONE}"),
         (False, "partitions=p0,p1 have a leader again, after 5.0 s"),

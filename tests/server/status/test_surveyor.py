@@ -18,7 +18,7 @@ from kvstore.namespaces import Book, Namespace, NamespaceTable, UsageReport
 from kvstore.namespaces.book import Amount
 from kvstore.proto.admin_pb2 import NodeReport
 from kvstore.server.access.identities import Access
-from kvstore.server.clock.dating import ClockReport
+from kvstore.server.clock.clock_sync import ClockReport
 from kvstore.server.config import NodeConfig
 from kvstore.server.status import surveyor
 from kvstore.server.status.surveyor import METHOD, STATUS, Surveyor
@@ -81,7 +81,7 @@ class World:
                 announcement=SimpleNamespace(member=TOPOLOGY.servers[N1]),
             ),
             access=Access(),
-            dating=SimpleNamespace(told=lambda: ClockReport(1, True)),
+            clock_sync=SimpleNamespace(report=lambda: ClockReport(1, True)),
             versions=SimpleNamespace(cluster=2),
             namespaces=self.namespaces,
             load_sampler=nothing,
@@ -210,7 +210,7 @@ async def test_what_is_known_of_namespaces_is_told_without_the_metadata_store(wo
     world.store.state = SessionState.SUSPENDED
     book = world.namespaces.book
     book.take(NamespaceTable(namespaces=(Namespace(name="shop", prefix=b"shop/", keys_max=10),)))
-    book.hear([UsageReport(PartitionId("p1"), 1, {"shop": Amount(9, 90)})])
+    book.take_reports([UsageReport(PartitionId("p1"), 1, {"shop": Amount(9, 90)})])
     world.answers = {N2: saying(NodeReport(id=N2)), N3: saying(NodeReport(id=N3))}
     (found,) = (await world.surveyor.take()).namespaces
     assert (found.name, found.prefix, found.keys, found.bytes, found.limits.keys_max) == ("shop", b"shop/", 9, 90, 10)

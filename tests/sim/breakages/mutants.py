@@ -43,10 +43,10 @@ from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import State
 from kvstore.partition.state.transfer import Export
 from kvstore.proto.bookkeeper import Status
-from kvstore.server.clock import dates
-from kvstore.server.clock.dates import ClockJudge, PeerClock
-from kvstore.server.clock.dating import JudgedClock
-from kvstore.server.clock.kept_date import KeptDate
+from kvstore.server.clock import clock_judge
+from kvstore.server.clock.clock_judge import ClockJudge, PeerClock
+from kvstore.server.clock.clock_sync import JudgedClock
+from kvstore.server.clock.saved_date import SavedDate
 from kvstore.server.peer.proof import CalledSide
 from kvstore.types import BookieId, EntryId, Position, Seq, ServerId
 from kvstore.wal.leading.leader_log import OpenLog
@@ -470,7 +470,7 @@ def believe_the_first_date(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the date follows the wall clocks of a majority at once", story=clocks_of_most)
 def follow_a_majority_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dates, "RATE", 1e6)
+    patch.setattr(clock_judge, "RATE", 1e6)
 
 
 @mutant("the first date is that of wall clocks", story=clocks_of_most)
@@ -485,7 +485,7 @@ def begin_with_wall_clocks(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("no date is kept for the next process", story=clocks_of_most)
 def keep_no_date(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(KeptDate, "keep", lambda self, offset_ms: None)
+    patch.setattr(SavedDate, "keep", lambda self, offset_ms: None)
 
 
 @mutant("wall clocks count while a server is silent", story=clocks_of_most)
@@ -493,7 +493,7 @@ def wait_for_nobody(patch: pytest.MonkeyPatch) -> None:
     begin = ClockJudge._begin
 
     def at_once(self: ClockJudge, others: Sequence[PeerClock], majority: int) -> None:
-        self._waited_s = dates.ALONE_S
+        self._waited_s = clock_judge.ALONE_S
         begin(self, others, majority)
 
     patch.setattr(ClockJudge, "_begin", at_once)

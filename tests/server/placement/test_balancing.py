@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvstore.proto.admin_pb2 import ClusterReport
-from kvstore.server.placement.evening import BalancingMove, next_balancing_move
+from kvstore.server.placement.balancing import BalancingMove, next_balancing_move
 
 
 def cluster(zones: Mapping[str, str], *placed: str) -> ClusterReport:

@@ -78,7 +78,7 @@ class ClockJudge:
         """Offset of the date."""
         self._shown_ms: float | None = None
         """What clients are told before the first date; None: nothing."""
-        self._heard: dict[ServerId, PeerClock] = {}
+        self._peers: dict[ServerId, PeerClock] = {}
         self._calm_until = now
         self.has_date = kept_ms is not None
         """True if elapsed time explains the date, from a server that had one or from a majority's first agreement."""
@@ -119,11 +119,11 @@ class ClockJudge:
         """Return the date that other servers are told: the wall clock's if this server is not sure."""
         return int(now * 1000 + (self.offset_ms if self.is_sure else self._wall_ms))
 
-    def hear(self, server: ServerId, heard: PeerClock) -> None:
+    def note_answer(self, server: ServerId, heard: PeerClock) -> None:
         """Take in what another server has said."""
         if server == self._server:
             return
-        before, self._heard[server] = self._heard.get(server), heard
+        before, self._peers[server] = self._peers.get(server), heard
         if not heard.is_like(before):
             self._calm_until = heard.at
 
@@ -138,9 +138,9 @@ class ClockJudge:
         self._sample(now, wall_ms)
         if not servers:
             return  # the ring is not known yet
-        self._heard = {server: each for server, each in self._heard.items() if now - each.at <= heard_s}
-        others = [each for server, each in self._heard.items() if server in servers]
-        silent = len({*servers} - {self._server, *self._heard})
+        self._peers = {server: each for server, each in self._peers.items() if now - each.at <= heard_s}
+        others = [each for server, each in self._peers.items() if server in servers]
+        silent = len({*servers} - {self._server, *self._peers})
         majority = len({*servers, self._server}) // 2 + 1
         self.others_are_sure = any(each.is_sure for each in others)
         if not self.has_date:

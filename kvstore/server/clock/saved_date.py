@@ -23,7 +23,7 @@ STALE_MS = 100.0
 """A date is written again when it differs this much from what elapsed time makes of the file."""
 
 
-class Kept(NamedTuple):
+class SavedDateFile(NamedTuple):
     """The file, as a JSON array."""
 
     boot_id: str
@@ -34,10 +34,10 @@ class Kept(NamedTuple):
     """The date less the monotonic clock."""
 
 
-_decode = msgspec.json.Decoder(Kept).decode
+_decode = msgspec.json.Decoder(SavedDateFile).decode
 
 
-def kept_offset(env: Env) -> float | None:
+def saved_offset(env: Env) -> float | None:
     """Return the offset of the date that the process before had, or None if there is none for this boot."""
     boot_id = env.clock.boot_id
     try:
@@ -54,7 +54,7 @@ def kept_offset(env: Env) -> float | None:
     return kept.offset_ms if kept.boot_id == boot_id and kept.now_s <= env.clock.now() else None
 
 
-class KeptDate:
+class SavedDate:
     """The file's writer."""
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
@@ -72,7 +72,7 @@ class KeptDate:
             file = self._disk.open(_ASIDE, create=True)
             try:
                 file.truncate(0)
-                file.pwrite(0, msgspec.json.encode(Kept(self._clock.boot_id, self._clock.now(), offset_ms)))
+                file.pwrite(0, msgspec.json.encode(SavedDateFile(self._clock.boot_id, self._clock.now(), offset_ms)))
             finally:
                 file.close()
             self._disk.rename(_ASIDE, PATH)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from kvstore.client.coordination.lease import CLOCK_RATE
-from kvstore.server.clock.dates import (
+from kvstore.server.clock.clock_judge import (
     ALONE_S,
     APART_MS,
     ARRIVED_MS,
@@ -68,7 +68,7 @@ class Server:
         for _ in range(round(seconds * 5)):
             self.now += 0.2
             for other, said in self.others.items():
-                self.judge.hear(other, heard(said, self.now))
+                self.judge.note_answer(other, heard(said, self.now))
             self.look()
         return self
 
@@ -364,7 +364,7 @@ def test_a_look_that_is_left_out_would_have_found_nothing(seed: int) -> None:
             server.now = now
             server.wrong_ms += jump_ms
             for other, each in said.items():
-                server.judge.hear(other, heard(each, now))
+                server.judge.note_answer(other, heard(each, now))
         is_calm = lazy.judge.is_calm(now, lazy.wall_ms)
         eager.look()
         if not is_calm:

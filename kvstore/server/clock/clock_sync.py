@@ -12,8 +12,8 @@ import msgspec
 from kvstore.env import Clock, Env
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.ring.ring import Ring
-from kvstore.server.clock.dates import ANSWER_S, ClockJudge, PeerClock
-from kvstore.server.clock.kept_date import KeptDate
+from kvstore.server.clock.clock_judge import ANSWER_S, ClockJudge, PeerClock
+from kvstore.server.clock.saved_date import SavedDate
 from kvstore.server.listeners import Listeners
 from kvstore.server.peer_calls import PeerCalls
 from kvstore.types import PartitionId, ServerId
@@ -95,16 +95,16 @@ class JudgedClock:
             self._listeners.tell()
 
 
-class Dating:
-    """The dating of one server: it keeps the date that the server goes by."""
+class ClockSync:
+    """The clock_sync of one server: it keeps the date that the server goes by."""
 
     def __init__(
         self, env: Env, server: ServerId, clock: JudgedClock, links: PeerCalls, ring: Callable[[], Ring]
     ) -> None:
         self.clock = clock
-        self._kept = KeptDate(env.disk, clock)
+        self._kept = SavedDate(env.disk, clock)
         self._server, self._links, self._ring = server, links, ring
-        self._nursery, self._beat = env.nursery.child("dating"), env.beat
+        self._nursery, self._beat = env.nursery.child("clock_sync"), env.beat
         self._known: tuple[int, frozenset[ServerId]] = -1, frozenset()
         self._asked: set[ServerId] = set()
         """Who has not answered yet."""
@@ -146,10 +146,10 @@ class Dating:
         """Answer another server with this one's date. Raises InvalidRequest."""
         if method != "date":
             raise InvalidRequest(f"expected the method date, got {method!r}")
-        told = self.told()
+        told = self.report()
         return encode(told) if body == SAYS_MORE else encode(told[:4])
 
-    def told(self) -> ClockReport:
+    def report(self) -> ClockReport:
         self.clock.look()
         judge = self.clock.judge
         date_ms = judge.reported_ms(self.clock.now())
@@ -196,7 +196,7 @@ class Dating:
             self._asked.discard(server)
         now = self.clock.now()
         if now - asked_at <= CALL_S:
-            self.clock.judge.hear(server, _heard(told, (asked_at + now) / 2, asked_at))
+            self.clock.judge.note_answer(server, _heard(told, (asked_at + now) / 2, asked_at))
             self.clock.look()
 
 
