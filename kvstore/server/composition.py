@@ -1,8 +1,8 @@
-"""The composition root: wires one node from its configuration, its ports and its metadata store. No sockets, no threads
-here.
+"""The composition root: wires one node from its configuration, its ports and its metadata store. Contains no sockets
+and no threads.
 
-The simulation runs the same composition; doors that need the real world (gRPC, HTTP) are opened by whoever calls
-`serve`.
+The simulation runs the same composition. The caller of `serve` opens the listeners that need the real world (gRPC,
+HTTP).
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ async def serve(
     open_listeners: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
     can: int = versions.LATEST,
 ) -> AsyncIterator[Node]:
-    """A running node; leaving the context hands over what it leads and stops it.
+    """Run a node. Leaving the context hands over its leaderships and stops it.
 
-    `retire_engine` sets the state of a replica aside that is not here any more, `age_retired` makes those one older and
-    removes the oldest, `find_engines` lists what is on this disk, `spoil_engine` sets aside the state of a replica that
-    is damaged. `doors` opens what needs the real world, once operations can be taken. `can`: the highest cluster
-    version that the node is to do. Raises ConfigError, OSError (an address is taken), MetadataUnavailable,
+    `retire_engine` sets aside the state of a replica that has left this server, `age_retired` ages such states and
+    removes the oldest, `find_engines` lists the states on this disk, and `spoil_engine` sets aside a damaged state.
+    `open_listeners` opens what needs the real world, once operations can be accepted. `can` is the highest cluster
+    version that the node supports. Raises ConfigError, OSError (an address is in use), MetadataUnavailable,
     MetadataLost.
     """
     clock = JudgedClock(env.clock, ServerId(config.id), saved_offset(env))
@@ -141,12 +141,13 @@ async def serve(
         log.info("node=%s is up: %s", config.id, config.listeners())
         yield node
         await node.begin_stopping()
-        log.info("node=%s stops", config.id)
+        log.info("node=%s is stopping", config.id)
 
 
 # docs/protocol.md B29
 async def _verified(env: Env, store: MetadataStore, node: str, stack: AsyncExitStack) -> VerifiedStore:
-    """The metadata store as all parts of the node use it. Raises MetadataLost if it is an older copy of itself."""
+    """Return the metadata store as all parts of the node use it. Raises MetadataLost if it is an older copy of
+    itself."""
     verifying = env.nursery.child("metadata verification")
     stack.push_async_callback(verifying.close)
     verified = VerifiedStore(store, env.disk, node)
@@ -155,7 +156,8 @@ async def _verified(env: Env, store: MetadataStore, node: str, stack: AsyncExitS
 
 
 async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
-    """Know who may do what before any door opens, also on a node that has only bookies: it has an HTTP door."""
+    """Load the access table before any listener opens. A node with only a bookie needs it too, for its HTTP
+    listener."""
     stack.callback(node.logins.close)
     follower = AccessFollower(node.env, node.store, node.access)
     stack.push_async_callback(follower.close)
@@ -164,14 +166,14 @@ async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
 
 # docs/protocol.md V2
 async def _follow_version(node: Node, stack: AsyncExitStack, can: int) -> None:
-    """Know the cluster's version before any replica opens. Raises ClusterTooNew."""
+    """Read the cluster version before any replica opens. Raises ClusterTooNew."""
     node.versions = VersionFollower(node.env, node.store, node.id, can)
     stack.push_async_callback(node.versions.close)
     await node.versions.open()
 
 
 async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, BookieView, Bookies]:
-    """The node's own bookie, if it has one, the door to all logs, and the bookies behind it."""
+    """Start the node's own bookie, if it has one, and return access to all logs, the bookie view and the bookies."""
     config, env, store = node.config, node.env, node.store
     own: tuple[BookieId, LocalBookie] | None = None
     if Role.BOOKIE in config.plays:
@@ -196,7 +198,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
     probing.spawn(node.write_probe.run(), name="write probe")
     view = BookieView(store)
     viewing = env.nursery.child("bookie view")
-    stack.push_async_callback(viewing.close)  # a start that fails is tried again in this process
+    stack.push_async_callback(viewing.close)  # a failed start is retried in this process
     await view.start(viewing)
     node.cluster = instance_id = await LayoutStore(store).instance_id()
     bookies = Bookies(env, view.address, own=own, cluster=instance_id)
@@ -221,8 +223,8 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
 
 
 def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pace) -> None:
-    """Let a node with a bookie repair ledgers; and one that has none because its cluster's bookies are external, which
-    nobody else may repair."""
+    """Start repairing ledgers on a node with a bookie, and on a node of a cluster with external bookies, which no other
+    node may repair."""
     settings = node.config.autorecovery
     if settings.worker and (node.bookie is not None or node.config.is_external):
         name = node.bookie.id if node.bookie is not None else node.id
@@ -233,12 +235,14 @@ def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pa
 
 # docs/protocol.md B33
 def _is_no_client_of_bookies(node: Node, stream: Stream) -> bool:
-    """Whether who connects shows a certificate of a user, or of nobody who has business at a bookie."""
+    """Return True if the connection's certificate belongs to a user or is not allowed by `bookie_clients`."""
     certificate, wanted = stream.get_extra_info("peercert"), node.config.bookie_clients
     if node.access.is_user(stream):
-        reason = "expected a certificate that names no user, got one of a user: a bookie knows no permissions"
+        reason = (
+            "expected a certificate that names no user, got a user's certificate; a bookie does not know permissions"
+        )
     elif certificate and wanted and not is_named(certificate, wanted):
-        reason = "expected a certificate that bookie_clients names, got another one"
+        reason = "expected a certificate that bookie_clients allows, got another one"
     else:
         return False
     names = common_names(certificate)
@@ -248,7 +252,7 @@ def _is_no_client_of_bookies(node: Node, stream: Stream) -> bool:
 
 
 def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: BookieChoice) -> None:
-    """The node's candidate for auditor, and who reports what its bookie's scrub finds."""
+    """Start the auditor candidate and the reports of damage that the bookie's scrub finds."""
     if node.bookie is not None:
         node.damage_reports = reports = DamageReports(node.env, node.store, node.bookie.id)
         node.bookie.on_damage(reports.found)
@@ -263,7 +267,7 @@ def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: 
 
 
 def _member_of(node: Node) -> Member:
-    """The node's account of itself while it starts."""
+    """Return how the node registers itself while it starts."""
     config = node.config
     return Member(
         id=config.id,
@@ -283,7 +287,7 @@ def _member_of(node: Node) -> Member:
 async def _open_server(
     node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
 ) -> None:
-    """Open the parts that take operations, without the partitions themselves."""
+    """Open the parts that accept operations, but not the partitions."""
     config, env = node.config, node.env
     membership = node.membership = Membership(env, node.store, _member_of(node))
     stack.push_async_callback(membership.close)
@@ -341,7 +345,7 @@ def _watch_overdue(env: Env, dispatcher: Dispatcher, stack: AsyncExitStack) -> N
 
 
 async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
-    """Know the namespaces before anything is led here."""
+    """Load the namespaces before this server leads anything."""
     membership = node.membership
     keeper = node.namespaces = Keeper(
         *(node.env, node.id, node.dispatcher, node.links),
@@ -366,7 +370,7 @@ def _make_hosting(
     spoil_engine: SpoilEngine,
     age_retired: AgeRetired,
 ) -> None:
-    """Make what hosts replicas, and what tells of them, before a door opens behind which it is asked."""
+    """Create the hosting of replicas and its reports before a listener can query them."""
     node.hosting = Hosting(
         node.env,
         node.id,
@@ -393,8 +397,8 @@ def _make_hosting(
 
 
 async def _host(node: Node, stack: AsyncExitStack) -> None:
-    """Start the replicas that the ring assigns to this server, and what goes by them."""
-    stack.push_async_callback(node.hosting.stop)  # also of a start that is given up half way
+    """Start the replicas that the ring assigns to this server and the services that depend on them."""
+    stack.push_async_callback(node.hosting.stop)  # also after an incomplete start
     stack.push_async_callback(node.load_sampler.close)
     await node.hosting.start()
     node.namespaces.start()

@@ -74,7 +74,7 @@ def test_what_is_beyond_its_range_is_refused_by_name(name: str, kind: type, foun
     if found.is_zero_allowed:
         beyond[0] = found.least / 2
     for value in beyond:
-        assert faults_with(name, kind(value)) == [f"{name}: want {found}, got {kind(value)}"]
+        assert faults_with(name, kind(value)) == [f"{name}: expected {found}, got {kind(value)}"]
     if kind is float:
         assert [len(faults_with(name, value)) for value in (math.nan, math.inf, -math.inf)] == [1, 1, 1]
     within = kind(0 if found.is_zero_allowed else found.least)
@@ -154,5 +154,7 @@ def test_the_reference_has_every_setting_once() -> None:
     page = configuration.reference()
     names = [name.rpartition(".")[2] for name, *_ in NUMBERS]
     assert [name for name in names if f"| `{name}` |" not in page] == []
-    assert "| `retired_keep_s` | `86400` (1 day) | 0 to 1000000000 | How long the state" in page
+    assert (
+        "| `retired_keep_s` | `86400` (1 day) | 0 to 1000000000 | Seconds of running time for which the state" in page
+    )
     assert "| `ack` | `2` | a whole number |" in page, "by the default of [log], which the class has none of"
