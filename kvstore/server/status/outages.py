@@ -1,5 +1,5 @@
-"""Outages of a node's cluster, and their ends: the metadata store, an ack quorum of bookies, leaders. Decides
-only; loss_watch.py looks and writes it to the log (docs/operations.md, Logs)."""
+"""Detects outages of a node's cluster and their ends: the metadata store, an ack quorum of bookies, leaders. Decides
+only; outage_watch.py checks regularly and writes the log (docs/operations.md, Logs)."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from typing import NamedTuple
 from kvstore.types import PartitionId, ServerId
 
 GONE_S = 2.0
-"""From when on something is lost: leads change hands and sessions move in less, as often as nodes are restarted."""
+"""Duration from which an outage is reported. Leadership changes and session moves take less, and are as frequent as
+restarts."""
 NAMED_MAX = 10
-"""Partitions that a line names; of the others it says how many they are."""
+"""Maximum number of partitions named in a line; of the others only the number is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The view that the node has at one moment."""
+    """The node's view of the cluster at one moment."""
 
     metadata: str = "connected"
-    """The state of the session: connected, suspended or lost."""
+    """State of the session: connected, suspended or lost."""
     writable: int = 0
-    """Bookies that are registered as writable."""
+    """Number of bookies registered as writable."""
     readonly: int = 0
     ack: int = 0
-    """How many of them an acknowledged write needs."""
+    """Number of writable bookies that an acknowledged write needs."""
     leaders: Mapping[PartitionId, ServerId] = field(default_factory=dict)
-    """Of the partitions that have one."""
+    """Leaders of the partitions that have one."""
     leaderless: Iterable[PartitionId] = ()
-    """Those that nobody is known to lead."""
+    """Partitions without a known leader."""
     servers: frozenset[ServerId] = frozenset()
-    """Those that are registered."""
+    """Registered servers."""
 
 
 class OutageEvent(NamedTuple):
-    """A line for the log: a message and its arguments."""
+    """A log line: a message and its arguments."""
 
     is_loss: bool
-    """It is a warning; else something is back."""
+    """True for an outage (a warning), False for its end."""
     message: str
     arguments: tuple[object, ...]
 
@@ -51,17 +52,17 @@ class _Outage:
 
 
 class Outages:
-    """Each loss is told once, when it has lasted for GONE_S, and so is its end."""
+    """Reports each outage once, when it has lasted for GONE_S, and its end once."""
 
     def __init__(self) -> None:
         self._metadata: _Outage | None = None
         self._quorum: _Outage | None = None
         self._leaders: dict[PartitionId, _Outage] = {}
         self._led_by: dict[PartitionId, ServerId] = {}
-        """Who led last."""
+        """The last leader of each partition."""
 
     def look(self, now: float, sight: ClusterView) -> list[OutageEvent]:
-        """Return what is to be told of what is seen `now`."""
+        """Return the events to log for the view at `now`."""
         return [*self._of_metadata(now, sight), *self._of_quorum(now, sight), *self._of_leaders(now, sight)]
 
     def _of_metadata(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
@@ -70,8 +71,9 @@ class Outages:
         if told is not None and reason:
             yield OutageEvent(
                 True,
-                "metadata=%s the metadata store is away: reads and writes go on, nothing is elected, rolled or "
-                "repaired until it is back",
+                "metadata=%s the metadata store is unavailable: reads and writes continue, but no leader, ledger or "
+                "bookie can "
+                "be replaced until it is back",
                 (reason,),
             )
         elif told is not None:
@@ -82,13 +84,14 @@ class Outages:
     def _of_quorum(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
         reason = "" if sight.writable >= sight.ack or sight.metadata != "connected" else "few"
         if sight.metadata != "connected" and self._quorum is not None:
-            return  # which bookies there are is not known now
+            return  # the registered bookies are unknown now
         self._quorum, told = _follow(self._quorum, reason, now)
         if told is not None and reason:
             yield OutageEvent(
                 True,
-                "writable=%d readonly=%d ack=%d the ack quorum is lost: too few bookies are writable, logs that need "
-                "another ledger take no writes",
+                "writable=%d readonly=%d ack=%d the ack quorum is lost: too few bookies are writable, so logs that "
+                "need a new "
+                "ledger accept no writes",
                 (sight.writable, sight.readonly, sight.ack),
             )
         elif told is not None:
@@ -121,24 +124,24 @@ class Outages:
     def _why(self, partition: PartitionId, sight: ClusterView) -> str:
         leader = sight.leaders.get(partition)
         if leader is not None:
-            return f"server={leader} has the lead and does not answer yet"
+            return f"server={leader} has become leader but does not answer yet"
         last = self._led_by.get(partition)
         if last is None:
-            return "none was known here; wait until two bookies and a replica of theirs are up"
+            return "none was known here; wait until two bookies and a replica are up"
         if last not in sight.servers:
-            return f"server={last}, the last one, is not registered any more, and no other has taken over"
-        return f"server={last}, the last one, gave it up, and no other has taken over"
+            return f"server={last}, the last leader, is no longer registered, and no other server has taken over"
+        return f"server={last}, the last leader, gave up its leadership, and no other server has taken over"
 
 
 def named(partitions: list[PartitionId]) -> str:
-    """The first of them, and how many there are beside these."""
+    """Return the first partitions and the number of the others."""
     rest = len(partitions) - NAMED_MAX
     return ",".join(partitions[:NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _follow(known: _Outage | None, reason: str, now: float) -> tuple[_Outage | None, _Outage | None]:
-    """Return a loss as it is known by now, and the same if it is to be told: that it is lost or, without a reason, that
-    it is back."""
+    """Return the updated outage, and the outage to report if there is one: a new outage, or, without a reason, one that
+    has ended."""
     if not reason:
         return None, known if known is not None and known.is_told else None
     if known is None:

@@ -188,5 +188,5 @@ def test_what_is_not_known_is_absent_and_not_zero() -> None:
 def test_a_doubt_about_the_date_is_told_while_it_lasts() -> None:
     assert report().date_doubt == ""
     assert report(date=ClockReport(1, False, "it is 9 s ahead")).date_doubt == "it is 9 s ahead"
-    assert report(date=ClockReport(1, False)).date_doubt == "it is too soon to tell"
+    assert report(date=ClockReport(1, False)).date_doubt == "it is too early to tell"
     assert report(date=ClockReport(1, True, behind_ms=60_000.0)).date_behind_s == 60.0

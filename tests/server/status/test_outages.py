@@ -9,7 +9,7 @@ from kvstore.types import PartitionId, ServerId
 
 P0, P1 = PartitionId("p0"), PartitionId("p1")
 N1, N2 = ServerId("n1"), ServerId("n2")
-GONE = "server=n1, the last one, is not registered any more, and no other has taken over"
+GONE = "server=n1, the last leader, is no longer registered, and no other server has taken over"
 WELL = ClusterView(writable=3, ack=2, leaders={P0: N1, P1: N2}, servers=frozenset({N1, N2}))
 
 
@@ -33,7 +33,7 @@ def test_the_metadata_store_that_is_away_is_told_once_and_its_return_with_the_ti
     away = seen(metadata="suspended")
     lines = told(Outages(), WELL, *[away] * 10, seen(metadata="lost"), WELL, WELL)
     assert [is_loss for is_loss, _ in lines] == [True, False]
-    assert lines[0][1].startswith("metadata=suspended the metadata store is away")
+    assert lines[0][1].startswith("metadata=suspended the metadata store is unavailable")
     assert lines[1][1] == "metadata=connected the metadata store is back after 11.0 s"
 
 
@@ -49,14 +49,17 @@ def test_a_lost_leader_is_told_with_the_reason() -> None:
         (True, f"partitions=p0 have no leader: {GONE}"),
     ]
     assert told(Outages(), WELL, *[gave_up] * 6) == [
-        (True, "partitions=p1 have no leader: server=n2, the last one, gave it up, and no other has taken over")
+        (
+            True,
+            "partitions=p1 have no leader: server=n2, the last leader, gave up its leadership, and no other server has taken over",
+        )
     ]
 
 
 def test_a_leader_that_does_not_answer_is_named() -> None:
     silent = seen(leaderless=(P0,))
     assert told(Outages(), *[silent] * 6) == [
-        (True, "partitions=p0 have no leader: server=n1 has the lead and does not answer yet")
+        (True, "partitions=p0 have no leader: server=n1 has become leader but does not answer yet")
     ]
 
 

@@ -171,7 +171,7 @@ def stuck(topology: ClusterTopology, failing_s: float = STUCK_S, **changes: Any)
 
 def test_a_move_is_stuck_with_its_targets_reason_once_that_has_lasted() -> None:
     [why] = stuck(with_move())
-    assert why == "no step of it has gone well for 20 s: partition p1: the copy was wrong"
+    assert why == "no step has succeeded for 20 s: partition p1: the copy was wrong"
     assert stuck(with_move(), STUCK_S - 1) == [""], "a change of leader takes some seconds"
 
 

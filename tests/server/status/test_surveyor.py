@@ -201,7 +201,7 @@ async def test_the_bookies_that_ever_were_stay_known_while_the_metadata_store_is
 async def test_servers_answer_each_other_with_their_own_report_and_nothing_else(world: World) -> None:
     report = NodeReport.FromString(world.surveyor.answer(N2, METHOD, b""))
     assert (report.id, report.resident_bytes, report.metadata.address) == ("n1", 7, "zk:2181")
-    with pytest.raises(InvalidRequest, match="want the method node, got 'all'"):
+    with pytest.raises(InvalidRequest, match="expected the method node, got 'all'"):
         world.surveyor.answer(N2, "all", b"")
     await world.nursery.close()
 
