@@ -139,8 +139,8 @@ async def test_what_was_given_up_is_a_note(made: Made) -> None:
     report = await made.checked()
     assert report.errors == 0
     assert about_ledgers(report, Severity.NOTE) == [
-        ("p1 ledger=7 entry 1", "was given up: nobody looks for copies of it any more"),
-        ("p1 ledger=8 entry 0", "was given up: nobody looks for copies of it any more"),
+        ("p1 ledger=7 entry 1", "is marked as lost: its copies are no longer searched for"),
+        ("p1 ledger=8 entry 0", "is marked as lost: its copies are no longer searched for"),
     ]
     made.lost.add((LEDGERS[0], 2))
     report = await made.checked()
@@ -174,4 +174,4 @@ async def test_the_ledgers_of_a_partition_that_joins_during_the_check_are_not_le
     monkeypatch.setattr(made, "read", read)
     await made.list(P2, [])
     found = about_ledgers(await made.checked(), Severity.WARNING)
-    assert found == [("p2 ledger=11", "was made for this partition and is not in its list")]
+    assert found == [("p2 ledger=11", "was created for this partition but is not in its list")]

@@ -92,9 +92,9 @@ def test_a_missing_copy_says_whether_its_bookie_is_up_and_what_to_do() -> None:
     check_copies(report, "p1", ledger(1), EntryId(1), payloads)
     check_copies(report, "p1", ledger(1), EntryId(2), {B1: b"x", B2: None, B3: None})
     assert [finding.message for finding in report.findings] == [
-        "1 of 3 copies; none at b2, b3; 2 are needed",
-        "2 of 3 copies; none at b2 (not up)",
-        "2 of 3 copies; none at b2",
+        "1 of 3 copies; none on b2, b3; 2 are needed",
+        "2 of 3 copies; none on b2 (not up)",
+        "2 of 3 copies; none on b2",
     ]
     assert report.verdict.startswith("AT RISK")
     assert report.advice() == [TOO_FEW_COPIES, START_BOOKIES, WAIT_FOR_COPIES]
@@ -108,7 +108,7 @@ def test_two_copies_of_a_ledger_that_was_to_have_two_are_a_note_and_no_warning()
     check_quorum(report, "p1 ledger=1", two.closed(EntryId(4), 100), 3)
     check_quorum(report, "p1 ledger=2", closed(2), 3)
     assert findings(report) == [(Severity.NOTE, "p1 ledger=1")]
-    assert (report.errors, report.warnings, report.verdict) == (0, 0, "All is well")
+    assert (report.errors, report.warnings, report.verdict) == (0, 0, "Healthy")
 
 
 def test_a_closed_ledger_whose_entries_hold_more_than_it_says_is_an_error_and_less_a_warning() -> None:

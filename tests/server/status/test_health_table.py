@@ -287,7 +287,7 @@ ROWS = {
     "a certificate expires": Row(certificate_expires, DEGRADED, "certificate_expires"),
 }
 WORDS = {HEALTHY: "healthy", DEGRADED: "degraded, all is served", DOWN: "not all is served"}
-VERDICTS = {HEALTHY: "All is well", DEGRADED: "Nothing is lost, but", DOWN: "NOT ALL IS SERVED"}
+VERDICTS = {HEALTHY: "Healthy", DEGRADED: "No data is lost, but", DOWN: "NOT ALL IS SERVED"}
 
 
 class Shown:

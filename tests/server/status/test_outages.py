@@ -51,7 +51,10 @@ def test_a_lost_leader_is_told_with_the_reason() -> None:
     assert told(Outages(), WELL, *[gave_up] * 6) == [
         (
             True,
-            "partitions=p1 have no leader: server=n2, the last leader, gave up its leadership, and no other server has taken over",
+            (
+                "partitions=p1 have no leader: server=n2, the last leader, gave up its leadership, "
+                "and no other server has taken over"
+            ),
         )
     ]
 
