@@ -1,4 +1,4 @@
-"""Users, roles, rights on prefixes of keys and tokens, and the table of all of them."""
+"""Users, roles, rights on prefixes of keys, access tokens, and the table that holds them."""
 
 from kvstore.access.changes import (
     ADMIN,

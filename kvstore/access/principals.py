@@ -15,7 +15,7 @@ from kvstore.access.changes import AddUser, Change, FoundAdmin
 from kvstore.errors import InvalidRequest
 
 NAMING = AddUser | FoundAdmin
-"""Changes that give a user a name."""
+"""Changes that assign a name to a user."""
 
 
 class PrincipalKind(StrEnum):
@@ -40,16 +40,16 @@ class ClusterNames:
     def __init__(self) -> None:
         self._registered: dict[str, Principal] = {}
         self._shown: dict[str, tuple[Principal, ...]] = {}
-        """Names in the certificates of nodes that have proven themselves, by node."""
+        """Common names in the certificates of nodes with proven identity, by node."""
         self._shown_by_name: dict[str, Principal] = {}
-        """The same by name: every call with a certificate looks for one."""
+        """The same principals by name, because every call with a certificate looks one up."""
 
     def take(self, registered: Mapping[str, PrincipalKind]) -> None:
         """Replace the registered names: ids and hosts."""
         self._registered = {name.lower(): Principal(kind, name) for name, kind in registered.items()}
 
     def note_shown(self, node: str, names: Iterable[str]) -> None:
-        """Note the common names in the certificate of a node that has proven that it is this node."""
+        """Record the common names in the certificate of a node that has proven its identity."""
         self._shown[node] = tuple(Principal(PrincipalKind.NODE, name) for name in names)
         self._shown_by_name = {each.name.lower(): each for shown in self._shown.values() for each in shown}
 

@@ -1,4 +1,4 @@
-"""Namespaces: names for prefixes of keys, with quotas of their own and a time that their keys live."""
+"""Namespaces: named prefixes of keys with quotas, a rate limit and a default time to live."""
 
 from kvstore.namespaces.book import Amounts, Book, UsageReport
 from kvstore.namespaces.changes import Add, Change, Remove, Set, applied

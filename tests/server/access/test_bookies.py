@@ -108,7 +108,7 @@ def test_a_bookie_that_names_its_clients_lets_in_no_others(
 
 def test_names_that_nobody_shows_are_a_fault_of_the_file(tmp_path: Path) -> None:
     files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
-    with pytest.raises(WrongSettings, match=r"bookie_clients: want \[tls\] verify_clients"):
+    with pytest.raises(WrongSettings, match=r"bookie_clients: expected \[tls\] verify_clients"):
         NodeConfig(id="n1", zookeeper="zk:2181", bookie_clients=("n1",), **files)  # type: ignore[arg-type]
 
 
