@@ -119,7 +119,7 @@ async def test_a_pin_of_another_cluster_is_refused(node: OneReplica) -> None:
     ):
         with pytest.raises(asyncio.CancelledError):
             await answer
-    assert refused == ["UNAVAILABLE: this server is of another cluster: want another, got the cluster"] * 2
+    assert refused == ["UNAVAILABLE: this server is of another cluster: expected another, got the cluster"] * 2
 
 
 async def test_what_is_not_kept_here_is_no_such_pin(node: OneReplica) -> None:
