@@ -116,7 +116,7 @@ async def test_a_plan_is_made_in_one_step_as_shown(admin: RingAdmin, node: Node)
 
 async def test_a_plan_for_a_ring_that_has_changed_meanwhile_is_refused(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.PAUSE))
-    with pytest.raises(InvalidRequest, match="want ring version 1, it is 2"):
+    with pytest.raises(InvalidRequest, match="expected ring version 1, it is now 2"):
         await admin.change(Action(action=Action.ADD, count=1, ring_version=1))
 
 
@@ -136,7 +136,9 @@ async def test_a_new_partition_has_not_fewer_replicas_than_others_since_a_server
     admin: RingAdmin, node: Node
 ) -> None:
     away = node.topology.servers.pop(ServerId("n3"))
-    with pytest.raises(InvalidRequest, match="want 3 replicas as others have, but 2 servers can hold one now"):
+    with pytest.raises(
+        InvalidRequest, match="expected 3 servers for new replicas, like the existing partitions, got 2"
+    ):
         await admin.change(Action(action=Action.ADD, partitions=["p4"]))
     await admin.change(Action(action=Action.ADD, partitions=["p4"], replicas=2))
     node.topology.servers[ServerId("n3")] = away
@@ -167,16 +169,16 @@ async def test_the_size_of_records_is_seen_also_where_the_last_range_of_a_partit
     ("request_", "why"),
     [
         (Action(action=Action.ADD, partitions=["p1"]), "p1 is or was in the ring"),
-        (Action(action=Action.ADD, partitions=["P 4"]), "want lower-case letters"),
-        (Action(action=Action.ADD, partitions=["p4", "p4"]), "want each partition once"),
+        (Action(action=Action.ADD, partitions=["P 4"]), "expected lower-case letters"),
+        (Action(action=Action.ADD, partitions=["p4", "p4"]), "expected each partition once"),
         (Action(action=Action.ADD, replicas=4), "want 1 to 3 replicas"),
-        (Action(action=Action.REMOVE), "want the partitions to remove"),
+        (Action(action=Action.REMOVE), "expected partitions to remove"),
         (Action(action=Action.REMOVE, partitions=["p9"]), "want a partition that stays"),
         (Action(action=Action.REMOVE, partitions=["p1", "p2", "p3"]), "at least one partition to stay"),
         (Action(action=Action.MOVE, source="p1", target="p1", share=0.1), "want another target"),
         (Action(action=Action.MOVE, source="p1", target="p2", share=0.5), "tokens of p1 to move"),
         (Action(action=Action.MOVE, first=9, last=3, target="p2"), "want first <= last"),
-        (Action(action=Action.CANCEL, moves=[7]), "move 7 is not under way"),
+        (Action(action=Action.CANCEL, moves=[7]), "move 7 is not in progress"),
         (Action(action=Action.THROTTLE, parallel=0), "want bytes_per_s >= 0 and parallel >= 1"),
     ],
 )
@@ -321,22 +323,31 @@ def test_new_names_follow_the_largest_that_was_ever_used() -> None:
     ("asked", "why"),
     [
         ({"action": Action.ADD, "partitions": ["p1"]}, "p1 is or was in the ring"),
-        ({"action": Action.ADD, "partitions": ["p4", "p4"]}, "want each partition once"),
-        ({"action": Action.ADD, "partitions": ["P 4"]}, "want lower-case letters"),
-        ({"action": Action.ADD, "count": 1_000_000_000}, "want at most 1000 partitions, got 1000000000 beside 3"),
+        ({"action": Action.ADD, "partitions": ["p4", "p4"]}, "expected each partition once"),
+        ({"action": Action.ADD, "partitions": ["P 4"]}, "expected lower-case letters"),
+        (
+            {"action": Action.ADD, "count": 1_000_000_000},
+            "expected at most 1000 partitions, got 1000000000 in addition to 3",
+        ),
         ({"action": Action.ADD, "count": 1, "replicas": 9}, "want 1 to 3 replicas"),
-        ({"action": Action.REMOVE}, "want the partitions to remove"),
+        ({"action": Action.REMOVE}, "expected partitions to remove"),
         ({"action": Action.REMOVE, "partitions": ["p9"]}, "got p9"),
         ({"action": Action.REMOVE, "partitions": ["p1", "p2", "p3"]}, "want at least one partition to stay"),
         ({"action": Action.REMOVE, "partitions": ["p1", "p2", "p3", "p4"]}, "got p4"),
         ({"action": Action.MOVE, "source": "p1", "target": "p1", "share": 0.1}, "want another target"),
         ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": 0.9}, "tokens of p1 to move"),
         ({"action": Action.MOVE, "source": "p1", "target": "p9", "share": 0.1}, "got p9"),
-        ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("nan")}, "want a share of the ring"),
-        ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("inf")}, "want a share of the ring"),
+        (
+            {"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("nan")},
+            "expected a share of the ring",
+        ),
+        (
+            {"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("inf")},
+            "expected a share of the ring",
+        ),
         ({"action": Action.MOVE, "target": "p2", "first": 9, "last": 3}, "want first <= last"),
-        ({"action": Action.CANCEL}, "no move is open"),
-        ({"action": Action.CANCEL, "moves": [7]}, "move 7 is not under way"),
+        ({"action": Action.CANCEL}, "no open move"),
+        ({"action": Action.CANCEL, "moves": [7]}, "move 7 is not in progress"),
         ({"action": Action.THROTTLE, "parallel": 0}, "parallel >= 1"),
     ],
 )
