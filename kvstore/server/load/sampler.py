@@ -1,6 +1,6 @@
-"""Looks at some operations of each partition that is led here: now and then a burst passes through a tap, else none.
+"""Samples some operations of each partition led here: at intervals a burst passes through a tap.
 
-So operations cost nothing between the bursts, however many they are; counters say how many that was.
+Between bursts operations cost nothing, however many there are; counters provide their number.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from kvstore.types import PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 LOADS = PartitionId("@loads")
-"""No partition has this name: calls under it are for the server."""
+"""The id under which servers ask each other for loads. No partition has this name."""
 CALL_S = 1.0
 TICK_S = 0.1
-"""Between two bursts."""
+"""Interval between bursts."""
 BURST = 32
-"""Operations of one partition in one tick: 320 samples a second at most."""
+"""Sampled operations of one partition per burst: at most 320 samples per second."""
 COUNT_S, IDLE_S = 1.0, 2.0
-"""How often operations are counted; and how often where none come."""
+"""Interval at which operations are counted, and at which idle partitions are checked."""
 _KEYED_MAX = int(Code.BATCH)
-"""Codes up to this one are for one key."""
+"""Highest code of the operations on a single key."""
 
 
 class Tap:
-    """Stands before a replica until a burst has passed."""
+    """Sits in front of a replica until a burst has passed."""
 
     __slots__ = ("_load_sampler", "_replica", "partition", "seen", "state")
 
@@ -77,27 +77,27 @@ class Tap:
 
 
 class CountingReplica(LocalReplica, Protocol):
-    """A replica that counts what it does."""
+    """A replica that counts its operations."""
 
     def counts(self) -> tuple[int, int] | None:
-        """Operations answered by this lead, and mutations logged."""
+        """Return the operations answered during this leadership, and the mutations logged."""
         ...
 
 
 class Hosted(Protocol):
-    """The replicas here: kvstore.server.hosting.Hosting."""
+    """The local replicas: kvstore.server.hosting.Hosting."""
 
     def leading(self) -> Mapping[PartitionId, CountingReplica]: ...
 
 
 class Swaps(Protocol):
-    """Where operations come to replicas: kvstore.server.routing.dispatch.Dispatcher."""
+    """Where operations are routed to replicas: kvstore.server.routing.dispatch.Dispatcher."""
 
     def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool: ...
 
 
 class LoadSampler:
-    """The load of what is led here."""
+    """Measures the load of the partitions led here."""
 
     def __init__(self, env: Env, hosted: Hosted, dispatcher: Swaps) -> None:
         self._env, self._hosted, self._dispatcher = env, hosted, dispatcher
@@ -106,7 +106,7 @@ class LoadSampler:
         self._open: dict[PartitionId, tuple[Tap, LocalReplica]] = {}
         self._counted_at = 0.0
         self._has_seen = True
-        """Whether operations have come since the last look."""
+        """True if operations have come since the last check."""
 
     def start(self) -> None:
         self._nursery.spawn(self._poll(), name="look")
@@ -117,18 +117,18 @@ class LoadSampler:
             self.remove(tap)
 
     def loads(self) -> list[PartitionLoad]:
-        """Of the partitions that are led here."""
+        """Return the loads of the partitions led here."""
         return [self._heats[partition].load() for partition in sorted(self._heats)]
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with the loads of what is led here."""
+        """Answer another server with the loads of the partitions led here."""
         return encode(self.loads())
 
     def numbers(self) -> dict[PartitionId, dict[str, float]]:
         return {partition: heat.numbers() for partition, heat in sorted(self._heats.items())}
 
     def remove(self, tap: Tap) -> None:
-        """The burst has passed, or it took too long."""
+        """Remove a tap after its burst, or after too long."""
         found = self._open.get(tap.partition)
         if found is None or found[0] is not tap:
             return
@@ -141,7 +141,7 @@ class LoadSampler:
 
     async def _poll(self) -> None:
         while True:
-            # What asks for nothing is not sampled: its taps stand, and are looked at as often as it is counted.
+            # Idle partitions are not sampled: their taps stay in place and are checked at the counting interval.
             if self._has_seen or any(tap.seen for tap, _ in self._open.values()):
                 await asyncio.sleep(TICK_S * (0.5 + self._env.random.random()))
             else:
@@ -149,7 +149,7 @@ class LoadSampler:
             self.look()
 
     def look(self) -> None:
-        """Let new bursts pass, and count what has been answered."""
+        """Start new bursts and count what has been answered."""
         self._has_seen = False
         leading = self._hosted.leading()
         for partition, (tap, replica) in list(self._open.items()):
@@ -172,7 +172,7 @@ class LoadSampler:
 async def loads_of_cluster(
     links: PeerCalls, load_sampler: LoadSampler, own: ServerId, servers: Iterable[ServerId]
 ) -> dict[PartitionId, PartitionLoad]:
-    """The loads of all partitions whose leaders answer."""
+    """Return the loads of all partitions whose leaders answer."""
     found = {load.partition: load for load in load_sampler.loads()}
     for server in servers:
         if server == own:
@@ -180,7 +180,7 @@ async def loads_of_cluster(
         try:
             loads = decode(await links.call(server, LOADS, "loads", b"", CALL_S))
         except (StoreError, msgspec.MsgspecError) as error:
-            log.info("server=%s does not tell its load: %r", server, error)
+            log.info("server=%s did not report its load: %r", server, error)
             continue
         found |= {load.partition: load for load in loads}
     return found

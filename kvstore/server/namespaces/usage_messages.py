@@ -1,4 +1,4 @@
-"""Namespaces as messages: limits, what is used of them and what is refused, as a server knows it. Decides only."""
+"""Converts namespaces to messages: limits, usage and refusals known to a server. Decides only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvstore.proto import admin_pb2
 
 
 class NamespaceUsage(Protocol):
-    """The knowledge of this server: kvstore.server.namespaces.keeper.Keeper."""
+    """The usage known to this server: kvstore.server.namespaces.keeper.Keeper."""
 
     @property
     def book(self) -> Book: ...
@@ -19,7 +19,7 @@ class NamespaceUsage(Protocol):
 
 
 def messages_of(known: NamespaceUsage, table: NamespaceTable) -> list[admin_pb2.Namespace]:
-    """All namespaces of a table."""
+    """Return the messages of all namespaces in a table."""
     refusals, ago_s = known.refusals(), known.refused_ago_s()
     found = []
     for each in table.namespaces:

@@ -102,7 +102,7 @@ async def test_a_lead_that_cannot_be_read_is_tried_again_with_the_next_look(capl
     await turns(20)
     assert well.is_counted
     assert [record.message for record in caplog.records] == [
-        "partition=p1 what namespaces use cannot be counted now: no disk"
+        "partition=p1 cannot count the usage of namespaces now: no disk"
     ]
     broken.failing = False
     keeper.look()
