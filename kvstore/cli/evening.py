@@ -35,11 +35,11 @@ def even_replicas(
     undrain`, or when a server has joined. No move brings replicas of a partition into a common zone. If it is
     interrupted, the move that it has begun ends by itself; call it again for the rest."""
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
-    from kvstore.server.placement.evening import Evening, held_by, next_evening
+    from kvstore.server.placement.balancing import BalancingMove, held_by, next_balancing_move
 
-    where, moved = (data_dir, zookeeper, server), list[Evening]()
+    where, moved = (data_dir, zookeeper, server), list[BalancingMove]()
     with said_if_interrupted("interrupted; a replica goes on moving: `kvstore ring status` shows how far it is"):
-        while (move := next_evening(report := cluster_report(where))) is not None:
+        while (move := next_balancing_move(report := cluster_report(where))) is not None:
             change_replicas(ChangeReplicasRequest(**move._asdict()), *where)
             _, holders = wait_until_replaced(move.partition, move.newcomer, *where, timeout_s=timeout)
             if move.newcomer not in holders:

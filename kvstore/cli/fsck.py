@@ -15,7 +15,7 @@ from kvstore.cli.status.known import Where, cluster_report
 from kvstore.errors import StoreError
 
 if TYPE_CHECKING:
-    from kvstore.server.fsck.findings import Report
+    from kvstore.server.fsck.findings import FsckReport
 
 
 def register(app: typer.Typer) -> None:
@@ -62,7 +62,7 @@ def fsck(
     def show(what: str, done: int, total: int) -> None:
         bar.update(task, description=what, completed=done, total=total)
 
-    async def check(tools: Tools) -> Report:
+    async def check(tools: Tools) -> FsckReport:
         return await Fsck(tools.env, tools.store, show).run()
 
     try:
@@ -76,7 +76,7 @@ def fsck(
     raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
 
 
-def add_health(report: Report, where: Where) -> None:
+def add_health(report: FsckReport, where: Where) -> None:
     """Add what the servers find, or why they do not say it. Leads change hands in about a second, so servers are asked
     again before anything that is not served is reported."""
     from kvstore.proto.admin_pb2 import DOWN
@@ -93,7 +93,7 @@ def add_health(report: Report, where: Where) -> None:
         report.not_asked = str(error) or type(error).__name__
 
 
-def as_text(report: Report, *, notes: bool) -> str:
+def as_text(report: FsckReport, *, notes: bool) -> str:
     """The report for people: what was found, what to do about it, and the verdict last."""
     from kvstore.server.fsck.findings import Severity
 

@@ -191,11 +191,11 @@ def delete(
 ) -> None:
     """Delete a ledger that is part of no log, that of a partition that has left included, and that no pin holds."""
     from kvstore.cli.ring import read_ring
-    from kvstore.server.placement.ledger_deletion import Deletion
+    from kvstore.server.placement.ledger_deletion import LedgerDeletion
 
     async def work(tools: Tools) -> None:
         metadata, version = await LedgerStore(tools.store).read_latest(LedgerId(ledger))
-        deletion = Deletion(tools.store, LedgerId(ledger), (await read_ring(tools)).partitions)
+        deletion = LedgerDeletion(tools.store, LedgerId(ledger), (await read_ring(tools)).partitions)
         await deletion.check()
         if not yes:
             confirm(f"Delete ledger {ledger} ({metadata.state.name}, of {owner_of(metadata) or 'nobody'})")

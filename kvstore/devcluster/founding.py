@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from kvstore.access import AddRole, AddUser, Found, GrantRight, GrantRole, Right, SetPassword, encoded
+from kvstore.access import AddRole, AddUser, FoundAdmin, GrantRight, GrantRole, Right, SetPassword, encoded
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.access import AccessStore
 from kvstore.rpc.login import Login
@@ -25,6 +25,6 @@ async def found_access(store: MetadataStore, login: Login) -> bool:
     known = table.user_or_none(login.user)
     rights = [GrantRight(ROLE, right) for right in Right if right is not Right.ADMIN]
     user = AddUser(login.user, hashed) if known is None else SetPassword(login.user, hashed)
-    for change in (AddRole(ROLE), *rights, user, GrantRole(login.user, ROLE), Found(login.user, hashed)):
+    for change in (AddRole(ROLE), *rights, user, GrantRole(login.user, ROLE), FoundAdmin(login.user, hashed)):
         await change_access(store, change)
     return True

@@ -35,7 +35,7 @@ import psutil
 import trustme
 import uvloop
 
-from kvstore.access import AddRole, AddUser, Found, GrantRight, GrantRole, Right, Switch, encoded
+from kvstore.access import AddRole, AddUser, FoundAdmin, GrantRight, GrantRole, Right, Switch, encoded
 from kvstore.access.changes import Change
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
@@ -124,7 +124,7 @@ class Side:
     def found(self) -> None:
         """Add the two users, who may read and write, and have everybody asked."""
         hashed = encoded(PASSWORD, bytes(16))
-        self.change(Found(ALL, hashed), AddUser(TENANT, hashed))
+        self.change(FoundAdmin(ALL, hashed), AddUser(TENANT, hashed))
         for user, prefix in ((ALL, b""), (TENANT, b"{guarded}")):
             rights = (GrantRight(user, each, prefix) for each in (Right.READ, Right.WRITE))
             self.change(AddRole(user), *rights, GrantRole(user, user))

@@ -44,13 +44,13 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("up", "--nodes", "0"), "want 1 to 99"),
         (("up", "--port-offset", "150"), "--port-offset: want 0 to 99, or a multiple of 100 from 20000"),
         (("up", "--replicas", "4"), "--replicas: want 1 to 3"),
-        (("up", "--set", "log.roll_bytes"), "want SECTION.NAME=VALUE"),
+        (("up", "--set", "log.roll_bytes"), "expected SECTION.NAME=VALUE"),
         (("up", "--set", "resp=127.0.0.1:5"), "itself decides resp of each node"),
         (
             ("up", "--set", "autorecovery.lost_bookie_delay=5"),
             "unknown; did you mean lost_bookie_delay_s?",
         ),
-        (("up", "--set", "autorecovery.lost_bookie_delay_s=-5"), "lost_bookie_delay_s: want 0 to"),
+        (("up", "--set", "autorecovery.lost_bookie_delay_s=-5"), "lost_bookie_delay_s: expected 0 to"),
         (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; is the cluster up?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -220,7 +220,7 @@ def test_every_command_explains_itself() -> None:
 
 def test_a_node_that_could_never_start_is_not_founded() -> None:
     arguments = ("cluster", "init", "--zookeeper", "127.0.0.1:1", "--node", "N 1", "--node", "n2", "--node", "n3")
-    assert "--node 'N 1': want lower-case letters" in kvstore(*arguments).stderr
+    assert "--node 'N 1': expected lower-case letters" in kvstore(*arguments).stderr
 
 
 def test_it_tells_its_version() -> None:

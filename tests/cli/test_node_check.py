@@ -93,9 +93,9 @@ def test_every_fault_is_said_with_its_line(tmp_path: Path) -> None:
     said = [line.removeprefix(f"{tmp_path}/node.toml") for line in answer.stdout.splitlines()]
     assert said[1].startswith(":6: fault: rols: unknown; did you mean roles? known are id, ")
     assert said[:1] + said[2:] == [
-        ":5: fault: repair_after_s: want 0 to 1000000000, got -1.0",
-        ":8: fault: partition.lease_ms: want int, got 1.5",
-        ":11: fault: storage.lost_dirs[1]: want str, got 7",
+        ":5: fault: repair_after_s: expected 0 to 1000000000, got -1.0",
+        ":8: fault: partition.lease_ms: expected int, got 1.5",
+        ":11: fault: storage.lost_dirs[1]: expected str, got 7",
         ": 4 faults, no warnings",
     ]
     answer = checked(node_file(tmp_path, "repair_after_s = -1\nroles = []\n"), "--json")
@@ -260,7 +260,7 @@ def test_a_setting_that_is_read_no_more_is_a_warning_so_that_nodes_start_with_ol
 def test_never_is_a_number(tmp_path: Path, name: str) -> None:
     answer = checked(node_file(tmp_path), "--set", f"{name}=inf")
     assert (
-        f"fault: {name}: want 0 to 1000000000, got inf, which is no number; where 0 is not never, 1e9 is"
+        f"fault: {name}: expected 0 to 1000000000, got inf, which is not a number; for never, use 0 or 1e9"
         in answer.stdout
     )
     assert checked(node_file(tmp_path), "--set", f"{name}=1e9").exit_code == 0
@@ -274,7 +274,7 @@ def test_disks_that_are_one_are_warned_of(tmp_path: Path) -> None:
 def test_what_the_command_line_sets_is_checked_in_place_of_the_file(tmp_path: Path) -> None:
     file = node_file(tmp_path)
     answer = checked(file, "--set", "id=n7", "--set", "partition.lease_ms=-1", "--set", "http=127.0.0.1:8500")
-    assert f"{file}: fault: partition.lease_ms: want 0 to 120000, got -1\n" in answer.stdout
+    assert f"{file}: fault: partition.lease_ms: expected 0 to 120000, got -1\n" in answer.stdout
     assert f"{file}: node n7, bookie and server: no faults, no warnings\n" == checked(file, "--set", "id=n7").stdout
 
 

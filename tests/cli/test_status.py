@@ -33,7 +33,7 @@ access control: off; last snapshot: none is known
 as n1 finds it"""
 SILENT_LINE = (
     "degraded, all is served: node n3: refuses connections; it has 2 replicas (and 1 more). "
-    "Next: start n3, or look at its log\n"
+    "Next: start n3, or read its log\n"
 )
 SILENT_TEXT = f"""\
 {SILENT_LINE}
@@ -43,9 +43,9 @@ n2    ready      0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable    
 n3    no answer  -        -          -       -                      -             0         2  -
 
 !  node n3: refuses connections; it has 2 replicas
-   -> start n3, or look at its log
-!  the log: 2 of 3 bookies can be written to, 3 copies are wanted of each entry
-   -> start the bookies that are away, free space on those that are full, or add one
+   -> start n3, or read its log
+!  the log: 2 of 3 bookies accept writes, but each entry should have 3 copies
+   -> start the bookies that are down, free space on full ones, or add a bookie
 
 ZooKeeper zk:2181: suspended, what is known is 1 min 30 s old
 partitions: 2 of 2 are served; ring version 4, 3 of 8 moves done, 40%, about 1 min 15 s left

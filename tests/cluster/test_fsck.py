@@ -49,7 +49,7 @@ def test_a_node_that_is_down_is_named_and_nothing_is_wrong_once_it_is_back(clust
         strict = fsck(cluster, "--strict", "--json")
         if strict.returncode == UNCHECKED:
             return False
-        assert (strict.returncode == 0) == (json.loads(strict.stdout)["verdict"] == "All is well"), strict.stdout
+        assert (strict.returncode == 0) == (json.loads(strict.stdout)["verdict"] == "Healthy"), strict.stdout
         return strict.returncode == 0
 
     cluster.start_node("n2")

@@ -120,8 +120,11 @@ def test_the_cluster_file_survives_its_document() -> None:
     [
         ([], "want an object, got list"),
         ({"nodes": [{"id": "n1"}]}, "zookeeper: missing"),
-        ({"zookeeper": 5, "zookeeper_pid": None, "nodes": []}, "zookeeper: want str, got 5"),
-        ({"zookeeper": "z:1", "zookeeper_pid": None, "nodes": [{"pid": "7"}]}, r"nodes\[0\].pid: want int, got '7'"),
+        ({"zookeeper": 5, "zookeeper_pid": None, "nodes": []}, "zookeeper: expected str, got 5"),
+        (
+            {"zookeeper": "z:1", "zookeeper_pid": None, "nodes": [{"pid": "7"}]},
+            r"nodes\[0\].pid: expected int, got '7'",
+        ),
     ],
 )
 def test_what_is_no_cluster_file_is_refused_with_its_faults(document: object, fault: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.namespaces import book, rates
-from kvstore.namespaces.book import Book, Report
+from kvstore.namespaces.book import Book, UsageReport
 from kvstore.namespaces.meter import Meter
 from kvstore.partition.leading.evaluate import Evaluator
 from kvstore.partition.leading.usage import Usage
@@ -69,11 +69,11 @@ def go_by_nothing_until_it_is_counted(patch: Patch) -> None:
 
 
 def believe_whoever_spoke_last(patch: Patch) -> None:
-    def hear(self: Book, reports: Iterable[Report], marks: Any = None) -> None:
-        self.heard |= {report.partition: report for report in reports}
+    def hear(self: Book, reports: Iterable[UsageReport], marks: Any = None) -> None:
+        self.reported |= {report.partition: report for report in reports}
         self._elsewhere = None
 
-    patch.setattr(Book, "hear", hear)
+    patch.setattr(Book, "take_reports", hear)
 
 
 def forget_a_lead_that_has_ended(patch: Patch) -> None:
@@ -85,8 +85,8 @@ def take_a_name_for_the_keys_that_it_was_before(patch: Patch) -> None:
 
 
 def believe_counts_of_other_keys(patch: Patch) -> None:
-    hear = Book.hear
-    patch.setattr(Book, "hear", lambda self, reports, marks=None: hear(self, reports))
+    hear = Book.take_reports
+    patch.setattr(Book, "take_reports", lambda self, reports, marks=None: hear(self, reports))
 
 
 def let_deletes_of_what_is_not_counted_make_room(patch: Patch) -> None:
@@ -94,7 +94,7 @@ def let_deletes_of_what_is_not_counted_make_room(patch: Patch) -> None:
 
 
 def go_by_what_is_led_here_alone(patch: Patch) -> None:
-    patch.setattr(Book, "hear", lambda self, reports, marks=None: None)
+    patch.setattr(Book, "take_reports", lambda self, reports, marks=None: None)
 
 
 def give_no_default_ttl(patch: Patch) -> None:

@@ -71,7 +71,7 @@ def config_of(words: Sequence[str], file: str) -> NodeConfig:
     assert found is not None, words
     path, settings = found
     assert path == Path("/etc/kvstore/node.toml")
-    config, faults = toml.look_at(toml.with_settings(tomllib.loads(file), settings), NodeConfig)
+    config, faults = toml.build_or_faults(toml.with_settings(tomllib.loads(file), settings), NodeConfig)
     assert faults == []
     assert config is not None
     assert clashes(config) == []
@@ -288,7 +288,7 @@ def test_the_way_to_tls_in_the_docs_has_files_that_a_node_takes(step: str) -> No
     table |= {name: f"0.0.0.0:{port}" for name, port in PORTS.items()} | {"advertise": "n1", "insecure": True}
     words = re.findall(r"--set ([a-z.]+=\w+)", last[1]) if step == "require" else []
     assert words == ([] if step == "prefer" else ["insecure=false", "tls.mode=require"])
-    config, faults = toml.look_at(toml.with_settings(table, [toml.setting(word) for word in words]), NodeConfig)
+    config, faults = toml.build_or_faults(toml.with_settings(table, [toml.setting(word) for word in words]), NodeConfig)
     assert (faults, config is not None) == ([], True)
 
 

@@ -60,7 +60,7 @@ def test_what_lies_between_two_offsets_is_cut_into_portions() -> None:
 
 def test_a_trimmed_position_is_an_error() -> None:
     check_readable({"p1": 5}, FEEDS)
-    with pytest.raises(PositionTrimmed, match=r"changes behind 4 were trimmed; the oldest .* is 5"):
+    with pytest.raises(PositionTrimmed, match=r"changes after 4 were trimmed; the oldest .* is 5"):
         check_readable({"p1": 4}, FEEDS)
 
 
@@ -73,7 +73,7 @@ def test_a_new_partition_is_read_from_its_beginning_or_not_at_all() -> None:
 def test_a_partition_whose_log_is_gone_must_have_been_read_to_its_end() -> None:
     check_readable({"p1": 5, "p2": {"ended": 7}}, FEEDS[:1])
     check_readable({"p1": 5, "p2": {"ended": 7}}, [feed("p1", 5, 6), feed("p2", 9, 9, ended=True)])
-    with pytest.raises(PositionTrimmed, match="p2: changes behind 6 were trimmed; its log is gone, since it left"):
+    with pytest.raises(PositionTrimmed, match="p2: changes after 6 were trimmed; its log is gone, because"):
         check_readable({"p1": 5, "p2": 6}, FEEDS[:1])
 
 
@@ -83,9 +83,9 @@ GONE = PartitionFeed("p8", 0, 0, True, (), "", True)
 
 def test_a_partition_that_joined_and_left_while_nobody_read_is_not_passed_over() -> None:
     """Its changes were in no micro-batch, and no error told so."""
-    with pytest.raises(PositionTrimmed, match="p8: changes behind 0 were trimmed; its log is gone"):
+    with pytest.raises(PositionTrimmed, match="p8: changes after 0 were trimmed; its log is gone"):
         check_readable({"p1": 9, "p2": {"ended": 7}}, [*FEEDS, GONE])
-    with pytest.raises(PositionTrimmed, match="p8: changes behind 6 were trimmed; its log is gone"):
+    with pytest.raises(PositionTrimmed, match="p8: changes after 6 were trimmed; its log is gone"):
         check_readable({"p1": 9, "p2": {"ended": 7}, "p8": 6}, [*FEEDS, GONE])
     check_readable({"p1": 9, "p2": {"ended": 7}, "p8": {"ended": 8}}, [*FEEDS, GONE])
 
@@ -155,7 +155,7 @@ def test_a_micro_batch_of_an_earlier_run_is_looked_at_too() -> None:
     check_batch({"p1": 5, "p9": 3}, {"p1": 20, "p9": {"ended": 3}}, FEEDS)  # of p9 nothing is to be read
     with pytest.raises(ConfigError, match="its log ends at 20"):
         check_batch({"p1": 5}, {"p1": 21}, FEEDS)
-    with pytest.raises(PositionTrimmed, match=r"changes behind 4 were trimmed"):
+    with pytest.raises(PositionTrimmed, match=r"changes after 4 were trimmed"):
         check_batch({"p1": 4}, {"p1": 9}, FEEDS)
     with pytest.raises(PositionTrimmed):
         check_batch({"p9": 3}, {"p9": {"ended": 4}}, FEEDS)

@@ -246,6 +246,6 @@ def test_a_query_that_was_down_for_too_long_is_told_what_to_do_in_one_line(feed:
             call()
         line = traceback.format_exception_only(caught.value)
         assert len(line) == 1
-        assert line[0].startswith("kvstore.errors.PositionTrimmed: partition p1: changes behind 2 were trimmed; ")
+        assert line[0].startswith("kvstore.errors.PositionTrimmed: partition p1: changes after 2 were trimmed; ")
         assert "begin a new query with another checkpointLocation" in line[0]
     assert reader().partitions({"p1": 5, "p2": 0}, {"p1": 9, "p2": 0})  # of p2 nothing is wanted

@@ -234,12 +234,12 @@ def found(
 ) -> None:
     """Make the first administrator and switch access control on, in one step, in the metadata store itself: nodes that
     other machines reach serve nobody before. Roles and other users stay; a user of this name gets this password."""
-    from kvstore.access import Found
+    from kvstore.access import FoundAdmin
     from kvstore.server.access.cluster_names import change_access
 
     if replace_lost and not yes:
         confirm(f"give {name} another password and the role admin, in a cluster that may have an administrator")
-    change = Found(name, _hashed(_password(password_stdin)), replace_lost)
+    change = FoundAdmin(name, _hashed(_password(password_stdin)), replace_lost)
 
     async def work(tools: Tools) -> None:
         await change_access(tools.store, change)

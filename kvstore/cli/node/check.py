@@ -99,7 +99,7 @@ def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) ->
     text = toml.text_of(path)
     table = toml.with_settings(toml.parse(text, path), settings)
     lines = lines_of(text)
-    config, faults = toml.look_at(table, NodeConfig)
+    config, faults = toml.build_or_faults(table, NodeConfig)
     warnings: list[Fault] = []
     if config is not None:
         retired = [Fault(name, text) for name, text in NodeConfig.RETIRED.items() if name in table]

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from kvstore.access.ranges import end_of_prefix
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.namespaces.book import Amounts, Book, Report, add
+from kvstore.namespaces.book import Amounts, Book, UsageReport, add
 from kvstore.namespaces.meter import Meter
 from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.state.overlay import Overlay
@@ -63,9 +63,9 @@ class Usage:
         """Return True if the count is exact."""
         return self._counting is None and self._is_of_now()
 
-    def report(self) -> Report:
+    def report(self) -> UsageReport:
         """Return the use as it is reported to other servers."""
-        return Report(self._state.partition, self._epoch, self.amounts, self.is_counted)
+        return UsageReport(self._state.partition, self._epoch, self.amounts, self.is_counted)
 
     def meter(self) -> Meter:
         """Make the meter of the next entry."""

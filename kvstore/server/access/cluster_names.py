@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from kvstore.access import AccessTable, Change
-from kvstore.access.principals import NAMING, ClusterNames, Kind
+from kvstore.access.principals import NAMING, ClusterNames, PrincipalKind
 from kvstore.errors import NoSuchNode, UndecodableNode
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.registration import RegistrationClient
@@ -26,9 +26,9 @@ class ClusterNamesReader:
         self._cluster = ClusterReader(store)
         self._cookies, self._registered = CookieStore(store), RegistrationClient(store)
 
-    async def read(self) -> dict[str, Kind]:
-        """Return the ids and hosts of all nodes and bookies: those that are registered, those that the ring names,
-        and those that have a cookie."""
+    async def read(self) -> dict[str, PrincipalKind]:
+        """Return the ids and hosts of all nodes and bookies: those that are registered, those that the ring names, and
+        those that have a cookie."""
         addresses: list[str] = []
         nodes: set[str] = set()
         with suppress(NoSuchNode, UndecodableNode):
@@ -42,8 +42,12 @@ class ClusterNamesReader:
             bookies.add(bookie)
             addresses.append(address)
         nodes.update(made[1] for each in bookies if (made := _WITH_INCARNATION.fullmatch(each)))
-        found = dict.fromkeys(_hosts((*addresses, *bookies)), Kind.NODE)
-        return found | dict.fromkeys(map(str, bookies), Kind.BOOKIE) | dict.fromkeys(map(str, nodes), Kind.NODE)
+        found = dict.fromkeys(_hosts((*addresses, *bookies)), PrincipalKind.NODE)
+        return (
+            found
+            | dict.fromkeys(map(str, bookies), PrincipalKind.BOOKIE)
+            | dict.fromkeys(map(str, nodes), PrincipalKind.NODE)
+        )
 
 
 async def change_access(store: MetadataStore, change: Change, known: ClusterNames | None = None) -> AccessTable:

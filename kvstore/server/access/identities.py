@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from kvstore.access import EVERYTHING, NOTHING, AccessTable, Permissions, Right, Token, User, permissions_of
 from kvstore.access.permissions import shown_key, shown_range
-from kvstore.access.principals import ClusterNames, Kind, Principal
+from kvstore.access.principals import ClusterNames, Principal, PrincipalKind
 from kvstore.env import Stream
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op
@@ -238,13 +238,13 @@ class Access:
         for each in names:
             if (found := self.cluster_names.principal_or_none(each)) is not None:
                 return found
-        return next((Principal(Kind.USER, each) for each in names if each in self._identities), None)
+        return next((Principal(PrincipalKind.USER, each) for each in names if each in self._identities), None)
 
     def of_certificate(self, names: Iterable[str]) -> UserIdentity | None:
         """Return the user that a verified certificate with these common names identifies; None if it identifies no
         user."""
         found = self.principal_of(names)
-        return self._identities.get(found.name) if found is not None and found.kind is Kind.USER else None
+        return self._identities.get(found.name) if found is not None and found.kind is PrincipalKind.USER else None
 
     def users_like_nodes(self) -> list[str]:
         """Return the users with the name of a node or a bookie. Their certificates authenticate nobody as them."""

@@ -26,7 +26,7 @@ def interest_in(start: bytes, end: bytes) -> Interest:
     return Interest(start, end)
 
 
-class Bounds(NamedTuple):
+class PageBounds(NamedTuple):
     """The bounds of a page."""
 
     until: int
@@ -35,15 +35,15 @@ class Bounds(NamedTuple):
     bytes: int
 
     @staticmethod
-    def of(request: feed_pb2.ChangesRequest) -> Bounds:
+    def of(request: feed_pb2.ChangesRequest) -> PageBounds:
         rows = min(request.rows_max or ROWS_DEFAULT, ROWS_MAX)
-        return Bounds(request.until, rows, min(request.bytes_max or BYTES_DEFAULT, BYTES_MAX))
+        return PageBounds(request.until, rows, min(request.bytes_max or BYTES_DEFAULT, BYTES_MAX))
 
 
-class Page:
+class FeedPage:
     """One page as it is filled, entry by entry."""
 
-    def __init__(self, interest: Interest, bounds: Bounds, after: int, *, keys_only: bool) -> None:
+    def __init__(self, interest: Interest, bounds: PageBounds, after: int, *, keys_only: bool) -> None:
         self.message = feed_pb2.ChangesResponse(next=after)
         self.is_full = False
         self._interest, self._bounds, self._keys_only = interest, bounds, keys_only

@@ -27,6 +27,7 @@ from kvstore.partition.pinning import HeldPin, PinnedState, PinRequest
 from kvstore.proto import data_pb2
 from kvstore.ring import PartitionState, codec
 from kvstore.ring.cover import flaw
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.server.routing.backend import Topology
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
@@ -42,14 +43,6 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOLD = re.compile(rf"({FEED_PIN}[A-Za-z0-9._-]{{1,64}}@)[0-9]+")
 
 
-class Calls(Protocol):
-    """kvstore.server.peer.links.PeerLinks."""
-
-    async def call(
-        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
-    ) -> bytes: ...
-
-
 class PinsSource(Protocol):
     """The node behind."""
 
@@ -58,7 +51,7 @@ class PinsSource(Protocol):
     @property
     def topology(self) -> Topology: ...
     @property
-    def links(self) -> Calls: ...
+    def links(self) -> PeerCalls: ...
 
 
 class PinKeeper:

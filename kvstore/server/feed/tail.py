@@ -86,8 +86,8 @@ class LiveTail:
         """Readers who look for their place."""
         self._logs = logs
         self._bytes = 0
-        self._keyed: dict[bytes, dict[Cursor, None]] = {}
-        self._ranged: dict[Cursor, None] = {}
+        self._keyed: dict[bytes, dict[FeedCursor, None]] = {}
+        self._ranged: dict[FeedCursor, None] = {}
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def wait_open(self) -> None:
@@ -180,11 +180,11 @@ class LiveTail:
     def is_watched(self) -> bool:
         return bool(self._keyed or self._ranged or self.joining)
 
-    def join(self, cursor: Cursor) -> None:
+    def join(self, cursor: FeedCursor) -> None:
         key = cursor.interest.key
         (self._ranged if key is None else self._keyed.setdefault(key, {}))[cursor] = None
 
-    def leave(self, cursor: Cursor) -> None:
+    def leave(self, cursor: FeedCursor) -> None:
         key = cursor.interest.key
         if key is None:
             self._ranged.pop(cursor, None)
@@ -198,7 +198,7 @@ class LiveTail:
             cursor.touch(self.end if before is None else before, self.seq if seq is None else seq)
 
 
-class Cursor:
+class FeedCursor:
     """One reader's place in one partition's feed. Has nothing in memory beyond one batch, and that only behind the
     window."""
 

@@ -19,7 +19,7 @@ from kvstore.server.grpc.scan import RING, Ask, one_page
 from kvstore.server.routing.ask import ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.keys import with_one_ring
-from kvstore.server.routing.scan_slots import Place
+from kvstore.server.routing.scan_slots import ScanSlot
 
 AT_ONCE = 100
 """Maximum number of deletes that one request has in flight."""
@@ -75,7 +75,7 @@ async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, to
 
 
 async def delete_range(
-    backend: Backend, clock: Clock, wanted: RangeDeletion, place: Place, *, until: float, take: Callable[[int], None]
+    backend: Backend, clock: Clock, wanted: RangeDeletion, place: ScanSlot, *, until: float, take: Callable[[int], None]
 ) -> tuple[int, str | None]:
     """Delete keys of the range, each in the partition that owns it then, until `keys_max` keys are deleted or the time
     `until` has come.

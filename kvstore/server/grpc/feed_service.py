@@ -30,8 +30,8 @@ from kvstore.ring import PartitionState, Ring
 from kvstore.rpc.calls import Few, check_cluster
 from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
-from kvstore.server.feed.pages import Bounds, Page, interest_in
-from kvstore.server.feed.tail import Cursor
+from kvstore.server.feed.pages import FeedPage, PageBounds, interest_in
+from kvstore.server.feed.tail import FeedCursor
 from kvstore.server.routing.backend import Backend
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists, ReadersLists
@@ -60,7 +60,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class ReaderPosition(NamedTuple):
     """A reader's position, and the event that signals news."""
 
-    cursor: Cursor
+    cursor: FeedCursor
     news: asyncio.Event
 
 
@@ -171,9 +171,9 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         self._feeds.changes_total += len(response.keys)
         return response
 
-    async def _fill(self, request: feed_pb2.ChangesRequest, place: ReaderPosition) -> Page:
+    async def _fill(self, request: feed_pb2.ChangesRequest, place: ReaderPosition) -> FeedPage:
         cursor, news = place
-        page = Page(cursor.interest, Bounds.of(request), request.after, keys_only=request.keys_only)
+        page = FeedPage(cursor.interest, PageBounds.of(request), request.after, keys_only=request.keys_only)
         now = self._env.clock.now()
         until = now + min(request.wait_ms, WAIT_MAX_MS) / 1000
         work_until = now + max(WORK_S, min(request.wait_ms, WAIT_MAX_MS) / 1000)
@@ -198,7 +198,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             await wait_within(news, until - now)
         return page
 
-    async def _has_ended(self, cursor: Cursor) -> bool:
+    async def _has_ended(self, cursor: FeedCursor) -> bool:
         if not self._feeds.ring().has_left(cursor.partition) or not cursor.is_at_end:
             return False
         return cursor.position >= (await self._feeds.end(cursor.partition))[0]

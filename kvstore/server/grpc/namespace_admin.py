@@ -8,7 +8,7 @@ from kvstore.meta.tables.namespaces import NamespaceStore
 from kvstore.namespaces import Add, Change, Namespace, NamespaceTable, Remove, Set
 from kvstore.proto import admin_pb2
 from kvstore.server.namespaces.keeper import Keeper
-from kvstore.server.namespaces.telling import messages_of
+from kvstore.server.namespaces.usage_messages import messages_of
 from kvstore.versions import RELEASES, Versions
 
 SINCE = 2

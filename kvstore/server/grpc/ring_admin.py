@@ -21,7 +21,7 @@ from kvstore.ring import replicas as replica_steps
 from kvstore.ring.once import once, plan_token
 from kvstore.ring.operations import find
 from kvstore.server.cluster import proposal
-from kvstore.server.load.load import Load, suggest
+from kvstore.server.load.load import PartitionLoad, suggest
 from kvstore.server.placement.assign import homeless
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId, ServerId
@@ -57,7 +57,7 @@ class RingSource(Protocol):
     def rings(self) -> Rings: ...
     @property
     def versions(self) -> Versions: ...
-    async def loads(self) -> dict[PartitionId, Load]:
+    async def loads(self) -> dict[PartitionId, PartitionLoad]:
         """Return the load of every partition whose leader answers."""
         ...
 

@@ -17,7 +17,7 @@ from kvstore.ring.ring import Ring
 from kvstore.server.grpc.encode import MESSAGE_BYTES, record_message
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.keys import with_one_ring
-from kvstore.server.routing.scan_slots import Place
+from kvstore.server.routing.scan_slots import ScanSlot
 from kvstore.types import PartitionId
 
 PAGE_LIMIT = 100
@@ -86,7 +86,7 @@ class KeyOrderScan:
 
 
 async def scan_pages(
-    backend: Backend, ask: Ask, request: kv_pb2.ScanRequest, place: Place
+    backend: Backend, ask: Ask, request: kv_pb2.ScanRequest, place: ScanSlot
 ) -> AsyncIterator[kv_pb2.ScanResponse]:
     """Yield messages with the keys in [start, end) in order. Raises StoreError: Overloaded if there is no capacity
     for what `place` would hold."""
@@ -104,7 +104,7 @@ async def scan_pages(
 
 # docs/protocol.md P37
 async def one_page(
-    backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest, place: Place
+    backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest, place: ScanSlot
 ) -> kv_pb2.PageResponse:
     """Return a page of the range, from its beginning or from the position of a token. Raises StoreError, as
     `scan_pages` does."""

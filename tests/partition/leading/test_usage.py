@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.errors import ConditionFailed, QuotaExceeded, StoreError
 from kvstore.namespaces import Book, Namespace, NamespaceTable
-from kvstore.namespaces.book import Amount, Report
+from kvstore.namespaces.book import Amount, UsageReport
 from kvstore.partition.leading import usage
 from kvstore.partition.state.commands import (
     Code,
@@ -178,7 +178,7 @@ def test_failed_condition_is_reported_before_a_quota() -> None:
 
 def test_usage_at_other_leaders_counts() -> None:
     p, book = led(keys_max=10)
-    book.hear([Report(P1, 0, {"a": Amount(500, 5)}), Report("p2", 1, {"a": Amount(9, 99)})])  # type: ignore[arg-type]
+    book.take_reports([UsageReport(P1, 0, {"a": Amount(500, 5)}), UsageReport("p2", 1, {"a": Amount(9, 99)})])  # type: ignore[arg-type]
     assert p.do(put(b"a/1", b"x")) == 1
     refused = p.do(put(b"a/2", b"x"))
     assert isinstance(refused, QuotaExceeded)
@@ -224,7 +224,7 @@ def test_new_leader_uses_the_known_count_until_it_has_counted() -> None:
     p.start()
     assert not p.leader.usage.is_counted
     assert isinstance(p.do(put(b"a/4", b"x")), QuotaExceeded)
-    book.heard.clear()  # a server that has never heard of the former leader
+    book.reported.clear()  # a server that has never heard of the former leader
     p.leader.stop(ConditionFailed(0))
     book.keep_only([])
     p.open()

@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from kvstore.access import RemoveUser, Switch
-from kvstore.access.principals import Kind
+from kvstore.access.principals import PrincipalKind
 from kvstore.env.real import real_env
 from kvstore.env.tls import Tls
 from kvstore.errors import BookieError
@@ -50,7 +50,7 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
 def like_a_node(name: str) -> Access:
     """Return the users of a cluster that has a node of this name."""
     access = Access(table())
-    access.cluster_names.take({name: Kind.NODE})
+    access.cluster_names.take({name: PrincipalKind.NODE})
     return access
 
 
@@ -108,7 +108,7 @@ def test_bookie_with_client_list_refuses_other_certificates(
 
 def test_config_check_reports_client_names_without_a_certificate(tmp_path: Path) -> None:
     files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
-    with pytest.raises(WrongSettings, match=r"bookie_clients: want \[tls\] verify_clients"):
+    with pytest.raises(WrongSettings, match=r"bookie_clients: expected \[tls\] verify_clients"):
         NodeConfig(id="n1", zookeeper="zk:2181", bookie_clients=("n1",), **files)  # type: ignore[arg-type]
 
 

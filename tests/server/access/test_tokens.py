@@ -280,7 +280,7 @@ async def test_token_expires_while_the_metadata_store_is_unavailable(
     await follower.open()
     identity = await Logins(env, access, AuditLog(clock.now, clock.date_ms, AuditLines())).login("", WORD, "a")
     store.is_away = True
-    follower.look_again()
+    follower.reread()
     await wait_until(async_of(lambda: store.failed > (0 if is_silent else 3)), what="the store is away")
     assert not identity.is_gone
     clock.ms += 1_000

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from kvstore.access import AccessTable, Found, Switch, applied
+from kvstore.access import AccessTable, FoundAdmin, Switch, applied
 from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import AccessUnfounded, InvalidRequest, NotAuthenticated
@@ -63,7 +63,7 @@ async def leaks(access: Access) -> int:
 async def test_unfounded_server_serves_nothing_until_access_is_on(access: Access) -> None:
     assert access.is_on
     assert await leaks(access) == 0
-    access.take(applied(AccessTable(), Found("root", HASH)))
+    access.take(applied(AccessTable(), FoundAdmin("root", HASH)))
     assert access.is_on
     assert not access.is_unfounded
     assert await leaks(access) == 0
@@ -154,7 +154,7 @@ async def test_login_at_unfounded_server_raises_access_unfounded(access: Access,
 
 async def test_access_control_cannot_be_disabled_when_it_would_lock_everyone_out() -> None:
     store = MemoryStore()
-    await AccessStore(store).change(Found("root", HASH))
+    await AccessStore(store).change(FoundAdmin("root", HASH))
     off = admin_pb2.ChangeAccessRequest(switch_on=False)
     with pytest.raises(InvalidRequest, match="serve no client"):
         await AccessAdmin(store, Access(is_wanted=True), lambda: 0, lambda: 0).change(off)

@@ -24,7 +24,7 @@ from kvstore.ring import PartitionState
 from kvstore.ring import codec as codec_of_ring
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.feed import tail
-from kvstore.server.feed.pages import Bounds, Page
+from kvstore.server.feed.pages import FeedPage, PageBounds
 from kvstore.server.grpc import feed_service
 from kvstore.server.grpc.feed_service import FeedService
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
@@ -159,7 +159,7 @@ async def test_bounds_that_rise_over_what_does_not_matter_are_reached(reading: R
 
 def test_a_page_reaches_its_bound_before_an_entry_that_stands_behind_it() -> None:
     """What came between is of no interest and was passed over: the reader must not ask for it for ever."""
-    page = Page(Interest(), Bounds(until=583, rows=10, bytes=1000), 579, keys_only=False)
+    page = FeedPage(Interest(), PageBounds(until=583, rows=10, bytes=1000), 579, keys_only=False)
     assert not page.add(FeedEntry(AT, Seq(583), Seq(717), 1_000))
     assert (page.is_full, page.finish(717).next) == (True, 583)
 

@@ -18,7 +18,7 @@ from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.hashing import token_of
 from kvstore.server.feed import feeds, watch
 from kvstore.server.feed import tail as feed_tail
-from kvstore.server.feed.tail import Cursor
+from kvstore.server.feed.tail import FeedCursor
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogReader
 from tests.server.feed.logs import cannot_be_read
@@ -231,7 +231,7 @@ async def test_a_change_is_looked_for_where_there_is_one(tmp_path: Path, monkeyp
         await world.settle()
         advance, looked_through = watch.Watch._advance, list[PartitionId]()
 
-        def counted(self: watch.Watch, cursor: Cursor) -> AsyncIterator[Any]:
+        def counted(self: watch.Watch, cursor: FeedCursor) -> AsyncIterator[Any]:
             looked_through.append(cursor.partition)
             return advance(self, cursor)
 
@@ -273,7 +273,7 @@ async def test_places_in_many_logs_are_looked_for_together(tmp_path: Path) -> No
     async with World.open(tmp_path, *(f"p{number}" for number in range(3 * feeds.FOLLOWS_MAX))) as world:
         find, looking, most = world.feeds.cursor, 0, 0
 
-        async def found(*given: Any) -> Cursor:
+        async def found(*given: Any) -> FeedCursor:
             nonlocal looking, most
             looking += 1
             most = max(most, looking)

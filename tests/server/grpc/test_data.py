@@ -119,7 +119,7 @@ async def test_pin_of_another_cluster_is_refused(node: OneReplica) -> None:
     ):
         with pytest.raises(asyncio.CancelledError):
             await answer
-    assert refused == ["UNAVAILABLE: this server is of another cluster: want another, got the cluster"] * 2
+    assert refused == ["UNAVAILABLE: this server is of another cluster: expected another, got the cluster"] * 2
 
 
 async def test_unknown_pin_is_no_such_pin(node: OneReplica) -> None:

@@ -23,7 +23,7 @@ from kvstore.ring.moves import Pace
 from kvstore.ring.operations import REMEMBERED_MAX
 from kvstore.server.cluster import proposal
 from kvstore.server.grpc.ring_admin import RingAdmin
-from kvstore.server.load.load import HotKey, Load
+from kvstore.server.load.load import HotKey, PartitionLoad
 from kvstore.types import LedgerId, PartitionId, Seq, ServerId
 from kvstore.versions import LATEST, Fixed
 from kvstore.wal.lists import LedgerLists
@@ -68,9 +68,9 @@ class Node:
     async def copied(self) -> dict[MoveId, float]:
         return self.parts
 
-    async def loads(self) -> dict[PartitionId, Load]:
+    async def loads(self) -> dict[PartitionId, PartitionLoad]:
         hot = (HotKey(b"k1", 0.2),)
-        return {P1: Load(P1, 9_000.0, 4_000.0, 1e6, hot, tuple(range(0, 1 << 32, 1 << 24)))}
+        return {P1: PartitionLoad(P1, 9_000.0, 4_000.0, 1e6, hot, tuple(range(0, 1 << 32, 1 << 24)))}
 
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError
@@ -116,7 +116,7 @@ async def test_plan_is_made_in_one_step_as_shown(admin: RingAdmin, node: Node) -
 
 async def test_plan_for_a_changed_ring_is_refused(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.PAUSE))
-    with pytest.raises(InvalidRequest, match="want ring version 1, it is 2"):
+    with pytest.raises(InvalidRequest, match="expected ring version 1, it is now 2"):
         await admin.change(Action(action=Action.ADD, count=1, ring_version=1))
 
 
@@ -134,7 +134,9 @@ async def test_partition_that_does_not_answer_is_missing_from_the_estimate(
 
 async def test_new_partition_has_as_many_replicas_when_a_server_is_down(admin: RingAdmin, node: Node) -> None:
     away = node.topology.servers.pop(ServerId("n3"))
-    with pytest.raises(InvalidRequest, match="want 3 replicas as others have, but 2 servers can hold one now"):
+    with pytest.raises(
+        InvalidRequest, match="expected 3 servers for new replicas, like the existing partitions, got 2"
+    ):
         await admin.change(Action(action=Action.ADD, partitions=["p4"]))
     await admin.change(Action(action=Action.ADD, partitions=["p4"], replicas=2))
     node.topology.servers[ServerId("n3")] = away
@@ -165,16 +167,16 @@ async def test_record_size_is_sampled_when_the_last_range_is_empty(
     ("request_", "why"),
     [
         (Action(action=Action.ADD, partitions=["p1"]), "p1 is or was in the ring"),
-        (Action(action=Action.ADD, partitions=["P 4"]), "want lower-case letters"),
-        (Action(action=Action.ADD, partitions=["p4", "p4"]), "want each partition once"),
+        (Action(action=Action.ADD, partitions=["P 4"]), "expected lower-case letters"),
+        (Action(action=Action.ADD, partitions=["p4", "p4"]), "expected each partition once"),
         (Action(action=Action.ADD, replicas=4), "expected 1 to 3 replicas"),
-        (Action(action=Action.REMOVE), "want the partitions to remove"),
+        (Action(action=Action.REMOVE), "expected partitions to remove"),
         (Action(action=Action.REMOVE, partitions=["p9"]), "expected a partition that stays"),
         (Action(action=Action.REMOVE, partitions=["p1", "p2", "p3"]), "at least one partition to stay"),
         (Action(action=Action.MOVE, source="p1", target="p1", share=0.1), "expected a target other"),
         (Action(action=Action.MOVE, source="p1", target="p2", share=0.5), "tokens of p1 to move"),
         (Action(action=Action.MOVE, first=9, last=3, target="p2"), "expected first <= last"),
-        (Action(action=Action.CANCEL, moves=[7]), "move 7 is not under way"),
+        (Action(action=Action.CANCEL, moves=[7]), "move 7 is not in progress"),
         (Action(action=Action.THROTTLE, parallel=0), "expected bytes_per_s >= 0 and parallel >= 1"),
     ],
 )
@@ -319,22 +321,31 @@ def test_new_partition_names_follow_the_largest_used_number() -> None:
     ("asked", "why"),
     [
         ({"action": Action.ADD, "partitions": ["p1"]}, "p1 is or was in the ring"),
-        ({"action": Action.ADD, "partitions": ["p4", "p4"]}, "want each partition once"),
-        ({"action": Action.ADD, "partitions": ["P 4"]}, "want lower-case letters"),
-        ({"action": Action.ADD, "count": 1_000_000_000}, "want at most 1000 partitions, got 1000000000 beside 3"),
+        ({"action": Action.ADD, "partitions": ["p4", "p4"]}, "expected each partition once"),
+        ({"action": Action.ADD, "partitions": ["P 4"]}, "expected lower-case letters"),
+        (
+            {"action": Action.ADD, "count": 1_000_000_000},
+            "expected at most 1000 partitions, got 1000000000 in addition to 3",
+        ),
         ({"action": Action.ADD, "count": 1, "replicas": 9}, "expected 1 to 3 replicas"),
-        ({"action": Action.REMOVE}, "want the partitions to remove"),
+        ({"action": Action.REMOVE}, "expected partitions to remove"),
         ({"action": Action.REMOVE, "partitions": ["p9"]}, "got p9"),
         ({"action": Action.REMOVE, "partitions": ["p1", "p2", "p3"]}, "expected at least one partition to stay"),
         ({"action": Action.REMOVE, "partitions": ["p1", "p2", "p3", "p4"]}, "got p4"),
         ({"action": Action.MOVE, "source": "p1", "target": "p1", "share": 0.1}, "expected a target other"),
         ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": 0.9}, "tokens of p1 to move"),
         ({"action": Action.MOVE, "source": "p1", "target": "p9", "share": 0.1}, "got p9"),
-        ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("nan")}, "want a share of the ring"),
-        ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("inf")}, "want a share of the ring"),
+        (
+            {"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("nan")},
+            "expected a share of the ring",
+        ),
+        (
+            {"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("inf")},
+            "expected a share of the ring",
+        ),
         ({"action": Action.MOVE, "target": "p2", "first": 9, "last": 3}, "expected first <= last"),
-        ({"action": Action.CANCEL}, "no move is open"),
-        ({"action": Action.CANCEL, "moves": [7]}, "move 7 is not under way"),
+        ({"action": Action.CANCEL}, "no open move"),
+        ({"action": Action.CANCEL, "moves": [7]}, "move 7 is not in progress"),
         ({"action": Action.THROTTLE, "parallel": 0}, "parallel >= 1"),
     ],
 )

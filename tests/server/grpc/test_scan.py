@@ -16,7 +16,7 @@ from kvstore.ring.ring import PartitionState, Ring
 from kvstore.server.grpc.scan import PAGE_S, RING, one_page, scan_pages
 from kvstore.server.routing import scan_slots
 from kvstore.server.routing.keys import MOVED_MAX, count_keys
-from kvstore.server.routing.scan_slots import Place, ScanSlots
+from kvstore.server.routing.scan_slots import ScanSlot, ScanSlots
 from kvstore.types import PartitionId, ServerId
 
 P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
@@ -68,8 +68,8 @@ def next_ring(ring: Ring) -> Ring:
     return replace(ring, version=ring.version + 1, routed=0)
 
 
-def a_place() -> Place:
-    return Place(lambda: 0.0, {})
+def a_place() -> ScanSlot:
+    return ScanSlot(lambda: 0.0, {})
 
 
 async def keys_of(partitions: Any, request: kv_pb2.ScanRequest) -> list[bytes]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvstore.server.config import Limits
-from kvstore.server.peer import door as peer_door
+from kvstore.server.peer import handshake
 from kvstore.server.peer import server as peer_server
 from kvstore.server.peer.frames import FrameError
-from kvstore.server.peer.proof import Caller
+from kvstore.server.peer.proof import CallingSide
 from kvstore.server.redis import listener as resp_listener
 from kvstore.types import PartitionId, ServerId
 from tests.server.peer.test_peer import connect, echo, hello
@@ -85,7 +85,7 @@ async def test_client_that_claims_to_be_a_server_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resp_listener, "SERVERS_MAX", 4)
-    monkeypatch.setattr(peer_door, "PROOF_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(handshake, "PROOF_S", 10 * PATIENCE_S)
     async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=1)) as cluster, AsyncExitStack() as stack:
         cluster["n2"].peers.serve(PartitionId("p1"), echo)
         client = await stack.enter_async_context(cluster["n2"].redis())
@@ -107,7 +107,7 @@ async def test_trial_of_the_address_with_most_trials_gives_way(tmp_path: Path, m
         client = await stack.enter_async_context(cluster["n2"].redis())
         await client.ping()
         host, _, port = cluster.addresses[ServerId("n2")].rpartition(":")
-        caller = Caller(cluster["n1"].credentials, ServerId("n2"))
+        caller = CallingSide(cluster["n1"].credentials, ServerId("n2"))
         server = Raw(*await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0)))
         server.writer.write(caller.hello())
         proof, _ = caller.take(await server.read_line())

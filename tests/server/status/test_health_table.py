@@ -25,12 +25,12 @@ from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Node
 from kvstore.proto.availability import HeldEntries
 from kvstore.ring import plan
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.fsck.findings import Report, check_lacking
+from kvstore.server.fsck.findings import FsckReport, check_lacking
 from kvstore.server.fsck.presence import runs_lacking, subject_of
 from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.copy_count import copies_report
 from kvstore.server.status.health_numbers import counts_of, numbers_of, unserved_of
-from kvstore.server.status.overview import STUCK_S, Survey, report_of_cluster
+from kvstore.server.status.overview import STUCK_S, ClusterSurvey, report_of_cluster
 from kvstore.server.ui.history import LoadHistory
 from kvstore.server.ui.view import page_of
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, ServerId
@@ -95,7 +95,7 @@ class Facts:
             each.repair.marked = self.marked
         spaces = {each: (100, 50) for each in self.registered if each in FAR}
         return report_of_cluster(
-            Survey(
+            ClusterSurvey(
                 server=server,
                 topology=self.topology,
                 reports=self.reports,
@@ -107,9 +107,9 @@ class Facts:
             )
         )
 
-    def checked(self) -> Report:
+    def checked(self) -> FsckReport:
         """What `kvstore fsck` finds: who holds which entries, and what servers say."""
-        report = Report()
+        report = FsckReport()
         held = {bookie: HeldEntries.of_runs([(0, 10)]) for bookie in self.registered}
         for each in self.ledgers:
             for entries, lacking in [run for runs in runs_lacking(each, each.last_entry, held) for run in runs]:
@@ -287,7 +287,7 @@ ROWS = {
     "a certificate expires": Row(certificate_expires, DEGRADED, "certificate_expires"),
 }
 WORDS = {HEALTHY: "healthy", DEGRADED: "degraded, all is served", DOWN: "not all is served"}
-VERDICTS = {HEALTHY: "All is well", DEGRADED: "Nothing is lost, but", DOWN: "NOT ALL IS SERVED"}
+VERDICTS = {HEALTHY: "Healthy", DEGRADED: "No data is lost, but", DOWN: "NOT ALL IS SERVED"}
 
 
 class Shown:

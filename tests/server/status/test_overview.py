@@ -12,7 +12,7 @@ from kvstore.ring import plan
 from kvstore.ring.builder import new_ring
 from kvstore.ring.moves import Pace
 from kvstore.server.cluster.topology import ClusterTopology, Member
-from kvstore.server.status.overview import STUCK_S, Survey, node_of, report_of_cluster
+from kvstore.server.status.overview import STUCK_S, ClusterSurvey, node_of, report_of_cluster
 from kvstore.types import BookieId, PartitionId, ServerId
 
 N1, N2, N3 = (ServerId(f"n{number}") for number in (1, 2, 3))
@@ -48,7 +48,7 @@ def reports() -> dict[ServerId, NodeReport]:
 
 def seen(**changes: Any) -> ClusterReport:
     given: dict[str, Any] = {"reports": reports(), "bookies": REGISTERED, "topology": TOPOLOGY} | changes
-    return report_of_cluster(Survey(server=N1, **given))
+    return report_of_cluster(ClusterSurvey(server=N1, **given))
 
 
 def test_partitions_are_shown_with_leader_epoch_sequence_and_each_replicas_lag() -> None:
@@ -81,7 +81,9 @@ def test_a_partition_whose_leader_does_not_answer_is_not_served_and_no_lag_is_ma
     del answers[N1]
     answers[N2].replicas[0].role = "standing"
     report = report_of_cluster(
-        Survey(server=N2, topology=TOPOLOGY, reports=answers, silence={N1: "no answer within 1 s"}, bookies=REGISTERED)
+        ClusterSurvey(
+            server=N2, topology=TOPOLOGY, reports=answers, silence={N1: "no answer within 1 s"}, bookies=REGISTERED
+        )
     )
     first = report.partitions[0]
     assert (first.leader, first.served, [each.HasField("behind") for each in first.replicas]) == (
@@ -169,7 +171,7 @@ def stuck(topology: ClusterTopology, failing_s: float = STUCK_S, **changes: Any)
 
 def test_a_move_is_stuck_with_its_targets_reason_once_that_has_lasted() -> None:
     [why] = stuck(with_move())
-    assert why == "no step of it has gone well for 20 s: partition p1: the copy was wrong"
+    assert why == "no step has succeeded for 20 s: partition p1: the copy was wrong"
     assert stuck(with_move(), STUCK_S - 1) == [""], "a change of leader takes some seconds"
 
 

@@ -145,13 +145,13 @@ def test_unreadable_certificate_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        ({"endpoint": "collector:4317"}, "endpoint: want http://host:port"),
-        ({"endpoint": "http://collector"}, "endpoint: want http://host:port"),
-        ({"endpoint": "http://collector:99999"}, "endpoint: want http://host:port"),
-        ({"endpoint": "http://collector:4317/v1/traces"}, "endpoint: want http://host:port"),
-        ({"sample_ratio": 1.5}, "sample_ratio: want 0 to 1, got 1.5"),
-        ({"sample_ratio": float("nan")}, "sample_ratio: want 0 to 1, got nan"),
-        ({"endpoint": "http://collector:4317", "ca": Path("ca.pem")}, "ca: want an endpoint with https://"),
+        ({"endpoint": "collector:4317"}, "endpoint: expected http://host:port"),
+        ({"endpoint": "http://collector"}, "endpoint: expected http://host:port"),
+        ({"endpoint": "http://collector:99999"}, "endpoint: expected http://host:port"),
+        ({"endpoint": "http://collector:4317/v1/traces"}, "endpoint: expected http://host:port"),
+        ({"sample_ratio": 1.5}, "sample_ratio: expected 0 to 1, got 1.5"),
+        ({"sample_ratio": float("nan")}, "sample_ratio: expected 0 to 1, got nan"),
+        ({"endpoint": "http://collector:4317", "ca": Path("ca.pem")}, "ca: expected an endpoint with https://"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], fault: str) -> None:

@@ -25,7 +25,7 @@ from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
 from kvstore.ring.builder import new_ring
 from kvstore.server.cluster.topology import ClusterTopology, Member
 from kvstore.server.http.listener import HttpListener
-from kvstore.server.status.overview import Survey, report_of_cluster
+from kvstore.server.status.overview import ClusterSurvey, report_of_cluster
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import BookieId, PartitionId, ServerId
 from tests.browser import CHROMIUM, tab_of
@@ -75,7 +75,7 @@ class Made:
     async def take(self) -> ClusterReport:
         reports = {server: NodeReport.FromString(told) for server, told in zip(SERVERS, self._told, strict=True)}
         return report_of_cluster(
-            Survey(server=SERVERS[0], topology=self._topology, reports=reports, bookies=self._bookies)
+            ClusterSurvey(server=SERVERS[0], topology=self._topology, reports=reports, bookies=self._bookies)
         )
 
     async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:

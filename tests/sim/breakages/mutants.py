@@ -43,11 +43,11 @@ from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.transfer import StateExport
 from kvstore.proto.bookkeeper import Status
-from kvstore.server.clock import dates
-from kvstore.server.clock.dates import Heard, Judge
-from kvstore.server.clock.dating import JudgedClock
-from kvstore.server.clock.kept_date import KeptDate
-from kvstore.server.peer.proof import Called
+from kvstore.server.clock import clock_judge
+from kvstore.server.clock.clock_judge import ClockJudge, PeerClock
+from kvstore.server.clock.clock_sync import JudgedClock
+from kvstore.server.clock.saved_date import SavedDate
+from kvstore.server.peer.proof import CalledSide
 from kvstore.types import BookieId, EntryId, Position, Seq, ServerId
 from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.tailing.tail import TailReader
@@ -446,7 +446,7 @@ def _anybody(patch: pytest.MonkeyPatch) -> None:
         proof = self._meeting.proof(self._own.keys[0], b"called")
         return b"+%b\r\n" % proof.hex().encode() if len(self._received) >= 32 else b""
 
-    patch.setattr(Called, "take", believe)
+    patch.setattr(CalledSide, "take", believe)
 
 
 # ── dates ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -465,38 +465,38 @@ def remove_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the first date is believed", story=cold_start)
 def believe_the_first_date(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Judge, "_begin", lambda self, *_: self._take(self._wall_ms))
+    patch.setattr(ClockJudge, "_begin", lambda self, *_: self._take(self._wall_ms))
 
 
 @mutant("the date follows the wall clocks of a majority at once", story=clocks_of_most)
 def follow_a_majority_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dates, "RATE", 1e6)
+    patch.setattr(clock_judge, "RATE", 1e6)
 
 
 @mutant("the first date is that of wall clocks", story=clocks_of_most)
 def begin_with_wall_clocks(patch: pytest.MonkeyPatch) -> None:
-    begin = Judge._begin
+    begin = ClockJudge._begin
 
-    def of_nobody(self: Judge, others: Sequence[Heard], majority: int) -> None:
+    def of_nobody(self: ClockJudge, others: Sequence[PeerClock], majority: int) -> None:
         begin(self, [each._replace(offset_ms=None) for each in others], majority)
 
-    patch.setattr(Judge, "_begin", of_nobody)
+    patch.setattr(ClockJudge, "_begin", of_nobody)
 
 
 @mutant("no date is kept for the next process", story=clocks_of_most)
 def keep_no_date(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(KeptDate, "keep", lambda self, offset_ms: None)
+    patch.setattr(SavedDate, "keep", lambda self, offset_ms: None)
 
 
 @mutant("wall clocks count while a server is silent", story=clocks_of_most)
 def wait_for_nobody(patch: pytest.MonkeyPatch) -> None:
-    begin = Judge._begin
+    begin = ClockJudge._begin
 
-    def at_once(self: Judge, others: Sequence[Heard], majority: int) -> None:
-        self._waited_s = dates.ALONE_S
+    def at_once(self: ClockJudge, others: Sequence[PeerClock], majority: int) -> None:
+        self._waited_s = clock_judge.ALONE_S
         begin(self, others, majority)
 
-    patch.setattr(Judge, "_begin", at_once)
+    patch.setattr(ClockJudge, "_begin", at_once)
 
 
 @mutant("record time stands while it is ahead", story=log_ahead)

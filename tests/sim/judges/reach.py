@@ -22,7 +22,7 @@ from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Level, Op
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.traits import IN_BATCH, LEVEL_AT
-from kvstore.server.peer.link import Link
+from kvstore.server.peer.link import PeerLink
 from kvstore.server.routing.router import Router
 from tests.sim.judges.operations import Operation, Status
 from tests.sim.judges.probes import declare, hits
@@ -180,7 +180,7 @@ PATHS: dict[str, Road] = {
     "a delete of a range goes on in the next entry": Road(evaluate, "RangeSink"),
     "an expired key is deleted for a reader": Road(Evaluator, "_reap"),
     "puts reach the leader together": Road(WriteQueue, "offer_puts", _is_true),
-    "puts are forwarded together": Road(Link, "add_puts"),
+    "puts are forwarded together": Road(PeerLink, "add_puts"),
     "operations follow others to another server": Road(Router, "follow"),
     "a read is answered at once": Road(LeaderReads, "now", _is_one),
     "many reads are answered at once": Road(LeaderReads, "now", _are_many),

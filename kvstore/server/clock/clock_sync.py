@@ -1,73 +1,68 @@
-"""Keeps the date that this server uses: samples its clocks, asks the other servers, and lets dates.py judge."""
+"""Maintains the cluster time of this server: samples its clocks, asks the other servers, and lets clock_judge.py
+judge."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from kvstore.env import Clock, Env
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.ring.ring import Ring
-from kvstore.server.clock.dates import HEARD_S, Heard, Judge
-from kvstore.server.clock.kept_date import KeptDate
+from kvstore.server.clock.clock_judge import ANSWER_S, ClockJudge, PeerClock
+from kvstore.server.clock.saved_date import SavedDate
 from kvstore.server.listeners import Listeners
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
 DATES = PartitionId("@dates")
-"""No partition has this name: calls under it are for the server."""
+"""The id under which servers ask each other for dates. No partition has this name."""
 SAMPLE_S = 0.25
 ASK_S = 1.0
 ASK_UNKNOWN_S = 0.2
-"""Between two rounds of questions, by one that has taken over no date yet."""
+"""Interval of polling by a server without a date."""
 CALL_S = 1.0
-"""What took longer to answer says nothing about the date: half of it is how wrong it may be."""
+"""Timeout of a question. A slower answer says nothing about the date, because half of the duration is the possible
+error."""
 ASKED_MAX = 8
-"""Servers in one round; of more than that, each round asks the next ones."""
+"""Maximum number of servers asked per round. In a larger cluster each round asks the next servers."""
 
 
-class Told(NamedTuple):
-    """The dates that servers tell each other."""
+class ClockReport(NamedTuple):
+    """The state of the clocks that servers report to each other."""
 
     date_ms: int
     is_sure: bool
     doubt: str = ""
     drift_ms: float = 0.0
-    """How far its wall clock is ahead of its date."""
+    """How far the wall clock is ahead of the date, in ms."""
     has_date: bool | None = None
-    """True if elapsed time explains the date. None: a server of an earlier version, which does not say."""
+    """True if elapsed time explains the date. None from a server of an earlier release, which does not report it."""
     behind_ms: float = 0.0
-    """How far the wall clocks of a majority are ahead of its date."""
+    """How far the wall clocks of a majority are ahead of the date, in ms."""
 
 
 SAYS_MORE = b"has_date"
-"""The question of a server that understands the last fields; earlier versions take no longer array."""
-told_of = msgspec.msgpack.Decoder(Told).decode
+"""The question of a server that understands the last fields. Earlier releases accept no longer array."""
+decode = msgspec.msgpack.Decoder(ClockReport).decode
 encode = msgspec.msgpack.Encoder().encode
 
 
-class Calls(Protocol):
-    """kvstore.server.peer.links.PeerLinks."""
-
-    async def call(
-        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
-    ) -> bytes: ...
-
-
 class JudgedClock:
-    """The Clock port with a judged date."""
+    """The Clock port with cluster time as its date."""
 
     def __init__(self, raw: Clock, server: ServerId, kept_ms: float | None = None) -> None:
-        """`kept_ms`: the offset of the date that the process before had, if the machine was not rebooted since."""
+        """`kept_ms` is the offset of the previous process's date, if the machine has not rebooted since."""
         self.now, self.wall_ms, self.boot_id = raw.now, raw.wall_ms, raw.boot_id
-        self.judge = Judge(server, raw.now(), raw.wall_ms(), kept_ms)
+        self.judge = ClockJudge(server, raw.now(), raw.wall_ms(), kept_ms)
         self.servers: Callable[[], frozenset[ServerId]] = frozenset
-        """Those of the ring, once there is one."""
+        """Return the servers of the ring, once there is one."""
         self._listeners = Listeners()
 
     def date_ms(self) -> int:
@@ -90,29 +85,31 @@ class JudgedClock:
         return self._listeners.add(changed)
 
     def look(self) -> None:
-        """Judge anew, if something may have changed."""
+        """Judge again, if something may have changed."""
         judge, now, wall_ms = self.judge, self.now(), self.wall_ms()
         if judge.is_calm(now, wall_ms):
             return
         servers = self.servers()
         before = judge.may_lead, judge.is_known
         rounds = -(-len(servers) // ASKED_MAX)
-        judge.look(now, wall_ms, servers, HEARD_S + rounds * ASK_S)
+        judge.look(now, wall_ms, servers, ANSWER_S + rounds * ASK_S)
         if (judge.may_lead, judge.is_known) != before:
             self._listeners.tell()
 
 
-class Dating:
-    """The dating of one server: it keeps the date that the server goes by."""
+class ClockSync:
+    """The clock synchronization of one server: it maintains the date that the server uses."""
 
-    def __init__(self, env: Env, server: ServerId, clock: JudgedClock, links: Calls, ring: Callable[[], Ring]) -> None:
+    def __init__(
+        self, env: Env, server: ServerId, clock: JudgedClock, links: PeerCalls, ring: Callable[[], Ring]
+    ) -> None:
         self.clock = clock
-        self._kept = KeptDate(env.disk, clock)
+        self._kept = SavedDate(env.disk, clock)
         self._server, self._links, self._ring = server, links, ring
-        self._nursery, self._beat = env.nursery.child("dating"), env.beat
+        self._nursery, self._beat = env.nursery.child("clock_sync"), env.beat
         self._known: tuple[int, frozenset[ServerId]] = -1, frozenset()
         self._asked: set[ServerId] = set()
-        """Who has not answered yet."""
+        """Servers with an unanswered question."""
         self._next = 0
         self._was_sure = True
         self._loop: asyncio.AbstractEventLoop
@@ -130,7 +127,7 @@ class Dating:
         await self._nursery.close()
 
     def servers(self) -> frozenset[ServerId]:
-        """All that the ring gives replicas."""
+        """Return the servers to which the ring assigns replicas."""
         ring = self._ring()
         if self._known[0] != ring.version:
             found = frozenset(server for member in ring.partitions.values() for server in member.replicas)
@@ -148,17 +145,17 @@ class Dating:
         }
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with this one's date. Raises InvalidRequest."""
+        """Answer another server with this server's date. Raises InvalidRequest."""
         if method != "date":
             raise InvalidRequest(f"expected the method date, got {method!r}")
-        told = self.told()
+        told = self.report()
         return encode(told) if body == SAYS_MORE else encode(told[:4])
 
-    def told(self) -> Told:
+    def report(self) -> ClockReport:
         self.clock.look()
         judge = self.clock.judge
-        date_ms = judge.told_ms(self.clock.now())
-        return Told(date_ms, judge.is_sure, judge.doubt, judge.drift_ms, judge.has_date, judge.behind_ms)
+        date_ms = judge.reported_ms(self.clock.now())
+        return ClockReport(date_ms, judge.is_sure, judge.doubt, judge.drift_ms, judge.has_date, judge.behind_ms)
 
     def _sample(self) -> None:
         self._timer = self._loop.call_later(self._beat.delay_s(SAMPLE_S), self._sample)
@@ -171,7 +168,9 @@ class Dating:
             if judge.is_sure:
                 log.info("server=%s is sure of its date again: %d", self._server, self.clock.date_ms())
             else:
-                log.warning("server=%s is not sure of its date, others shall lead: %s", self._server, judge.doubt)
+                log.warning(
+                    "server=%s is not sure of its date, other servers should lead: %s", self._server, judge.doubt
+                )
 
     async def _ask_now_and_then(self) -> None:
         while True:
@@ -193,24 +192,24 @@ class Dating:
     async def _ask(self, server: ServerId) -> None:
         asked_at = self.clock.now()
         try:
-            told = told_of(await self._links.call(server, DATES, "date", SAYS_MORE, CALL_S))
+            told = decode(await self._links.call(server, DATES, "date", SAYS_MORE, CALL_S))
         except (StoreError, msgspec.MsgspecError) as error:
-            log.debug("server=%s does not tell its date: %r", server, error)
+            log.debug("server=%s did not report its date: %r", server, error)
             return
         finally:
             self._asked.discard(server)
         now = self.clock.now()
         if now - asked_at <= CALL_S:
-            self.clock.judge.hear(server, _heard(told, (asked_at + now) / 2, asked_at))
+            self.clock.judge.note_answer(server, _heard(told, (asked_at + now) / 2, asked_at))
             self.clock.look()
 
 
-def _heard(told: Told, at: float, asked_at: float) -> Heard:
-    """Return what the answer says: a server that is not sure tells its wall clock, and how far that is ahead. The
-    answer is as old as its question: it may have been given before the clocks here moved apart."""
+def _heard(told: ClockReport, at: float, asked_at: float) -> PeerClock:
+    """Return the clocks of an answer. A server that is not sure reports its wall clock and its drift. The answer counts
+    from the time of its question, because it may have been given before the clocks here moved apart."""
     offset_ms = told.date_ms - at * 1000
     date_ms, wall_ms = offset_ms - told.drift_ms, offset_ms
     if told.is_sure:
         date_ms, wall_ms = offset_ms, offset_ms + told.drift_ms
     has_date = told.is_sure if told.has_date is None else told.has_date
-    return Heard(date_ms if has_date else None, wall_ms, told.is_sure, asked_at)
+    return PeerClock(date_ms if has_date else None, wall_ms, told.is_sure, asked_at)

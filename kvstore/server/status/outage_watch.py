@@ -1,4 +1,4 @@
-"""Looks now and then at what the node has lost of its cluster, and writes to the log what losses.py tells."""
+"""Checks regularly whether the node has lost parts of its cluster, and logs the events that outages.py reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvstore.meta.bookies import BookieView
 from kvstore.meta.store import MetadataStore
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.server.config import NodeConfig
-from kvstore.server.status.losses import Losses, Sight
+from kvstore.server.status.outages import ClusterView, Outages
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 
 
-class Watched(Protocol):
+class WatchedNode(Protocol):
     """The node: kvstore.server.app.Node."""
 
     @property
@@ -34,35 +34,35 @@ class Watched(Protocol):
     def leaderless(self) -> list[PartitionId]: ...
 
 
-class LossWatch:
-    """Watches what one server has lost."""
+class OutageWatch:
+    """Watches for outages as one server sees them."""
 
-    def __init__(self, env: Env, node: Watched, view: BookieView) -> None:
+    def __init__(self, env: Env, node: WatchedNode, view: BookieView) -> None:
         self._env, self._node, self._view = env, node, view
-        self._losses = Losses()
-        self._nursery = env.nursery.child("losses")
+        self._outages = Outages()
+        self._nursery = env.nursery.child("outages")
 
     def start(self) -> None:
-        self._nursery.spawn(self._look_now_and_then(), name="look")
+        self._nursery.spawn(self._poll(), name="look")
 
     async def close(self) -> None:
         await self._nursery.close()
 
-    async def _look_now_and_then(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await self._env.beat.rest(LOOK_S)
             if self._node.is_open and not self._node.is_draining:
                 self.look()
 
     def look(self) -> None:
-        """Look once."""
-        for news in self._losses.look(self._env.clock.now(), self._sight()):
+        """Check once."""
+        for news in self._outages.look(self._env.clock.now(), self._sight()):
             log.log(logging.WARNING if news.is_loss else logging.INFO, news.message, *news.arguments)
 
-    def _sight(self) -> Sight:
+    def _sight(self) -> ClusterView:
         node, bookies = self._node, self._view.current
         topology = node.topology
-        return Sight(
+        return ClusterView(
             metadata=node.store.state.name.lower(),
             writable=len(bookies.writable),
             readonly=len(bookies.readonly),

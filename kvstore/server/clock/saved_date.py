@@ -1,7 +1,7 @@
-"""Keeps a server's date for its next process (docs/protocol.md, P28; docs/formats.md).
+"""Saves a server's date for its next process (docs/protocol.md, P28; docs/formats.md).
 
-The file counts only on the same machine while that is not rebooted, because the monotonic clock begins again then. So
-it survives crashes of processes, which need no sync.
+The file is valid only on the same machine until the next reboot, because the monotonic clock restarts then. It
+therefore only has to survive crashes of processes, which needs no sync.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ DIRECTORY = "clock"
 PATH = f"{DIRECTORY}/date"
 _ASIDE = f"{PATH}.new"
 STALE_MS = 100.0
-"""A date is written again when it differs this much from what elapsed time makes of the file."""
+"""Difference from the saved date at which it is written again."""
 
 
-class Kept(NamedTuple):
-    """The file, as a JSON array."""
+class SavedDateFile(NamedTuple):
+    """The content of the file, a JSON array."""
 
     boot_id: str
-    """Of the machine's boot in which this holds."""
+    """Id of the boot for which the date holds."""
     now_s: float
     """The monotonic clock when the file was written."""
     offset_ms: float
-    """The date less the monotonic clock."""
+    """The date minus the monotonic clock, in ms."""
 
 
-_decode = msgspec.json.Decoder(Kept).decode
+_decode = msgspec.json.Decoder(SavedDateFile).decode
 
 
-def kept_offset(env: Env) -> float | None:
-    """Return the offset of the date that the process before had, or None if there is none for this boot."""
+def saved_offset(env: Env) -> float | None:
+    """Return the offset of the previous process's date; None if there is none for this boot."""
     boot_id = env.clock.boot_id
     try:
         if not boot_id or not env.disk.exists(PATH):
@@ -49,13 +49,13 @@ def kept_offset(env: Env) -> float | None:
         finally:
             file.close()
     except (OSError, msgspec.MsgspecError) as error:
-        log.info("expected the date of the process before, got %r: this process asks the other servers", error)
+        log.info("cannot read the date of the previous process, asking the other servers: %r", error)
         return None
     return kept.offset_ms if kept.boot_id == boot_id and kept.now_s <= env.clock.now() else None
 
 
-class KeptDate:
-    """The file's writer."""
+class SavedDate:
+    """Writes the file."""
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
         self._disk, self._clock = disk, clock
@@ -63,7 +63,7 @@ class KeptDate:
         self._has_failed = False
 
     def keep(self, offset_ms: float) -> None:
-        """Write the date if the file does not say the same. The first error is logged; the next call tries again."""
+        """Write the date unless the file already has it. The first error is logged; the next call retries."""
         written = self._written_ms
         if not self._clock.boot_id or (written is not None and abs(offset_ms - written) < STALE_MS):
             return
@@ -72,12 +72,12 @@ class KeptDate:
             file = self._disk.open(_ASIDE, create=True)
             try:
                 file.truncate(0)
-                file.pwrite(0, msgspec.json.encode(Kept(self._clock.boot_id, self._clock.now(), offset_ms)))
+                file.pwrite(0, msgspec.json.encode(SavedDateFile(self._clock.boot_id, self._clock.now(), offset_ms)))
             finally:
                 file.close()
             self._disk.rename(_ASIDE, PATH)
             self._written_ms, self._has_failed = offset_ms, False
         except OSError as error:
             if not self._has_failed:
-                log.warning("the server's date is not kept for its next process: %r", error)
+                log.warning("cannot save the date for the next process: %r", error)
             self._has_failed = True

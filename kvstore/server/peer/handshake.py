@@ -10,7 +10,7 @@ from typing import Protocol
 from kvstore import versions
 from kvstore.env import Clock, Stream, StreamHandler
 from kvstore.server.peer.identity import Certificate, certificate_fault
-from kvstore.server.peer.proof import Called, Credentials, Refused
+from kvstore.server.peer.proof import CalledSide, Credentials, HandshakeRefused
 from kvstore.types import ServerId
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ SAID_MAX = 1_000
 """Addresses that are remembered, so that each is logged once in that time."""
 
 
-class Strangers:
+class RefusedPeers:
     """Counts the connections that were refused, and logs them once a minute for each address."""
 
     def __init__(self, clock: Clock) -> None:
@@ -48,7 +48,7 @@ def shown_on(stream: Stream) -> Certificate | None:
     return found
 
 
-class Owner(Protocol):
+class HandshakeOwner(Protocol):
     """Lets other servers in: kvstore.server.peer.server.PeerServer."""
 
     credentials: Credentials
@@ -59,25 +59,25 @@ class Owner(Protocol):
         ...
 
     def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> StreamHandler:
-        """Begin the link, of this version, of a server that has proven itself. Raises Refused."""
+        """Begin the link, of this version, of a server that has proven itself. Raises HandshakeRefused."""
         ...
 
-    def note_refused(self, stream: Stream, refused: Refused) -> None: ...
+    def note_refused(self, stream: Stream, refused: HandshakeRefused) -> None: ...
 
 
-class PeerDoor:
+class PeerHandshake:
     """The StreamHandler of such a connection, until the other side has proven itself and the link takes the stream, or
     until that side is gone. `leave` is called then."""
 
-    def __init__(self, owner: Owner, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> None:
-        """Raises Refused."""
+    def __init__(self, owner: HandshakeOwner, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> None:
+        """Raises HandshakeRefused."""
         self._owner, self._stream, self._leave = owner, stream, leave
         known = owner.versions  # a server that cannot do what the cluster does is not let in (docs/protocol.md V2)
         least, most = versions.link_version(known.cluster), versions.link_version(known.can)
-        self._called = Called(owner.credentials, words, least=least, most=most)
+        self._called = CalledSide(owner.credentials, words, least=least, most=most)
         caller = self._called.caller
         if fault := certificate_fault(shown_on(stream), caller, owner.host_of(caller)):
-            raise Refused("peer: the certificate is not that of a server", f"from={caller} {fault}")
+            raise HandshakeRefused("peer: the certificate is not that of a server", f"from={caller} {fault}")
         self._timer = asyncio.get_running_loop().call_later(PROOF_S, self._time_is_up)
         stream.write(self._called.nonce())
 
@@ -94,7 +94,7 @@ class PeerDoor:
                 link = self._owner.open(self._called.caller, self._stream, answer, self._called.version)
                 self._leave()
                 self._stream.set_protocol(link)
-        except Refused as refused:
+        except HandshakeRefused as refused:
             self._refuse(refused)
 
     def eof_received(self) -> bool | None:
@@ -111,9 +111,9 @@ class PeerDoor:
         """Little is sent."""
 
     def _time_is_up(self) -> None:
-        self._refuse(Refused(f"peer: no proof within {PROOF_S:g} s"))
+        self._refuse(HandshakeRefused(f"peer: no proof within {PROOF_S:g} s"))
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: HandshakeRefused) -> None:
         self._timer.cancel()
         self._owner.note_refused(self._stream, refused)
         self._stream.write(f"-ERR {refused.answer}\r\n".encode())

@@ -14,9 +14,18 @@ import pytest
 from kvstore.env.clock import Unjudged
 from kvstore.env.real import real_env
 from kvstore.errors import Unavailable
-from kvstore.server.clock import dating as module
-from kvstore.server.clock.dates import Heard
-from kvstore.server.clock.dating import CALL_S, SAYS_MORE, Dating, JudgedClock, Told, _heard, encode, told_of
+from kvstore.server.clock import clock_sync as module
+from kvstore.server.clock.clock_judge import PeerClock
+from kvstore.server.clock.clock_sync import (
+    CALL_S,
+    SAYS_MORE,
+    ClockReport,
+    ClockSync,
+    JudgedClock,
+    _heard,
+    decode,
+    encode,
+)
 from kvstore.types import PartitionId, ServerId
 from tests.waiting import wait_until
 
@@ -46,14 +55,14 @@ class Others:
         self.asked += 1
         if self.answer == b"refuses":
             raise Unavailable(server)
-        told = self.answer or encode(Told(self._clock.wall_ms(), True))
+        told = self.answer or encode(ClockReport(self._clock.wall_ms(), True))
         self._clock.at += self.takes_s
         return told
 
 
 class World:
-    def __init__(self, dating: Dating, others: Others) -> None:
-        self.dating, self.others = dating, others
+    def __init__(self, clock_sync: ClockSync, others: Others) -> None:
+        self.clock_sync, self.others = clock_sync, others
 
     async def rounds(self, count: int) -> None:
         until = self.others.asked + 2 * count
@@ -72,31 +81,31 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     clock = JudgedClock(raw, A)  # type: ignore[arg-type]
     env = replace(real_env(tmp_path), clock=clock)
     others = Others(raw)
-    yield World(Dating(env, A, clock, others, lambda: RING), others)
+    yield World(ClockSync(env, A, clock, others, lambda: RING), others)
     await env.nursery.close()
 
 
 async def test_an_answer_in_time_counts(world: World) -> None:
-    world.dating.start()
+    world.clock_sync.start()
     await world.rounds(2)
-    assert world.dating.clock.has_date()
-    await world.dating.close()
+    assert world.clock_sync.clock.has_date()
+    await world.clock_sync.close()
 
 
 async def test_an_answer_that_took_longer_than_a_call_may_says_nothing_of_the_date(world: World) -> None:
     """The event loop stood still between question and answer, here or there: half of that is how wrong it may be."""
     world.others.takes_s = CALL_S + 0.1
-    world.dating.start()
+    world.clock_sync.start()
     await world.rounds(5)
-    assert not world.dating.clock.has_date()
-    await world.dating.close()
+    assert not world.clock_sync.clock.has_date()
+    await world.clock_sync.close()
 
 
 async def test_answer_from_before_a_clock_jump_confirms_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, others = world.dating.clock, world.others
+    clock, others = world.clock_sync.clock, world.others
 
     async def call(*_: object) -> bytes:
-        told = encode(Told(raw.wall_ms(), True))
+        told = encode(ClockReport(raw.wall_ms(), True))
         raw.at += 0.1
         monkeypatch.setattr(clock, "wall_ms", lambda: raw.wall_ms() + 60_000)
         clock.look()  # as the sampling timer does while the answer is under way
@@ -106,33 +115,33 @@ async def test_answer_from_before_a_clock_jump_confirms_nothing(world: World, mo
     raw: Any = others._clock
     raw.at += 1.0
     for server in (B, C):
-        await world.dating._ask(server)
+        await world.clock_sync._ask(server)
     assert clock.judge.is_sure
     monkeypatch.setattr(others, "call", call)
-    await world.dating._ask(B)
+    await world.clock_sync._ask(B)
     assert not clock.judge.is_confirmed
 
 
 async def test_servers_of_earlier_versions_and_ours_understand_each_other(world: World) -> None:
     """They take four elements, and say nothing of whether they have a date: one that is sure has one."""
     world.others.answer = b""
-    world.dating.start()
+    world.clock_sync.start()
     await world.rounds(2)
-    assert len(msgspec.msgpack.decode(world.dating.answer(B, "date", b""))) == 4
-    assert len(msgspec.msgpack.decode(world.dating.answer(B, "date", SAYS_MORE))) == 6
-    assert _heard(told_of(encode((1_000, True, "", 300.0))), 1.0, 2.0) == Heard(0, 300.0, True, 2.0)
-    assert _heard(told_of(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == Heard(None, 0.0, False, 2.0)
-    assert _heard(told_of(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == Heard(-300.0, 0.0, False, 2.0)
-    await world.dating.close()
+    assert len(msgspec.msgpack.decode(world.clock_sync.answer(B, "date", b""))) == 4
+    assert len(msgspec.msgpack.decode(world.clock_sync.answer(B, "date", SAYS_MORE))) == 6
+    assert _heard(decode(encode((1_000, True, "", 300.0))), 1.0, 2.0) == PeerClock(0, 300.0, True, 2.0)
+    assert _heard(decode(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == PeerClock(None, 0.0, False, 2.0)
+    assert _heard(decode(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == PeerClock(-300.0, 0.0, False, 2.0)
+    await world.clock_sync.close()
 
 
 @pytest.mark.parametrize("answer", [b"refuses", b"?", encode("sure"), encode([1, "sure"]), encode([1.5, True])])
 async def test_who_does_not_tell_a_date_is_asked_again(world: World, answer: bytes) -> None:
     world.others.answer = answer
-    world.dating.start()
+    world.clock_sync.start()
     await world.rounds(2)
-    assert not world.dating.clock.has_date()
+    assert not world.clock_sync.clock.has_date()
     world.others.answer = b""
     await world.rounds(2)
-    assert world.dating.clock.has_date()
-    await world.dating.close()
+    assert world.clock_sync.clock.has_date()
+    await world.clock_sync.close()

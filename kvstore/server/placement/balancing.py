@@ -1,5 +1,6 @@
-"""Chooses the next replica to move so that servers hold about as many replicas each. Decides only: an operator's
-command moves one after the other. Nothing moves by itself, because a move copies a whole partition."""
+"""Chooses the next replica to move so that all servers hold about the same number of replicas. Decides only: an
+operator's command performs one move after another. Nothing moves automatically, because a move copies a whole
+partition."""
 
 from __future__ import annotations
 
@@ -11,22 +12,22 @@ from kvstore.proto.admin_pb2 import ClusterReport, PartitionView
 from kvstore.server.status.health import to_serve
 
 
-class Evening(NamedTuple):
-    """A replica that moves to another server."""
+class BalancingMove(NamedTuple):
+    """The move of a replica to another server."""
 
     partition: str
     leaving: str
     newcomer: str
 
 
-def next_evening(report: ClusterReport) -> Evening | None:
-    """Return the next move; None if no server can take a replica of one that holds two more. A partition whose replicas
-    are not all up, or are being replaced, is left alone, and no move brings more replicas of a partition into one
-    zone. Each move lowers the sum of squares of what servers hold, so moves end."""
+def next_balancing_move(report: ClusterReport) -> BalancingMove | None:
+    """Return the next move; None if no server can take a replica from a server with at least two more. Partitions with
+    replicas that are down or being replaced are skipped, and no move puts more replicas of a partition into one zone.
+    Each move lowers the sum of squares of the replica counts, so the moves end."""
     zones = _takers(report)
     held = held_by(report)
     moves = [
-        Evening(partition.id, leaving, newcomer)
+        BalancingMove(partition.id, leaving, newcomer)
         for partition in to_serve(report)
         for leaving in zones
         for newcomer in zones
@@ -34,15 +35,15 @@ def next_evening(report: ClusterReport) -> Evening | None:
     ]
     leaders = {each.id: each.leader for each in report.partitions}
 
-    def cost(move: Evening) -> tuple[int, bool, Evening]:
-        """The largest difference first; then replicas that do not lead, because a move of a leader is a takeover."""
+    def cost(move: BalancingMove) -> tuple[int, bool, BalancingMove]:
+        """The largest difference first; then replicas that do not lead, because moving a leader causes a takeover."""
         return held[move.newcomer] - held[move.leaving], leaders[move.partition] == move.leaving, move
 
     return min(moves, key=cost, default=None)
 
 
 def held_by(report: ClusterReport) -> dict[str, int]:
-    """Return how many replicas each server holds that is up and may hold some."""
+    """Return the number of replicas on each server that runs and may hold replicas."""
     held = Counter(dict.fromkeys(_takers(report), 0))
     for partition in to_serve(report):
         held.update(each.server for each in partition.replicas if each.server in held and not each.is_leaving)
@@ -50,7 +51,7 @@ def held_by(report: ClusterReport) -> dict[str, int]:
 
 
 def _takers(report: ClusterReport) -> dict[str, str]:
-    """Servers that are up and may hold replicas → their zones."""
+    """Return the servers that run and may hold replicas, with their zones."""
     return {
         node.id: node.report.zone
         for node in report.nodes

@@ -13,10 +13,10 @@ import pytest
 
 from kvstore.env.secret import ClusterSecret
 from kvstore.errors import Unavailable
-from kvstore.server.peer import door, frames, server
-from kvstore.server.peer.door import SAID_AGAIN_S, SAID_MAX, Strangers
+from kvstore.server.peer import frames, handshake, server
 from kvstore.server.peer.frames import Call, FrameError
-from kvstore.server.peer.proof import PURPOSE, Caller
+from kvstore.server.peer.handshake import SAID_AGAIN_S, SAID_MAX, RefusedPeers
+from kvstore.server.peer.proof import PURPOSE, CallingSide
 from kvstore.types import PartitionId, ServerId
 from tests.server.peer.test_peer import connect, echo, hello
 from tests.server.redis.test_parser import packed
@@ -93,7 +93,7 @@ async def test_who_answers_for_a_server_without_the_secret_is_sent_nothing(clust
 async def test_a_proof_has_little_time_and_until_then_it_is_a_client(
     cluster: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "PROOF_S", 1.0)
+    monkeypatch.setattr(handshake, "PROOF_S", 1.0)
     raw = await connect(cluster)
     before = cluster["n2"].resp.statistics()["resp_connections"]
     raw.writer.write(hello())
@@ -125,7 +125,7 @@ async def test_a_server_whose_certificate_is_a_clients_is_refused_though_it_know
     cluster: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate = {"subjectAltName": (("DNS", "application"),)}
-    monkeypatch.setattr(door, "shown_on", lambda stream: certificate)
+    monkeypatch.setattr(handshake, "shown_on", lambda stream: certificate)
     with pytest.raises(Unavailable, match="the certificate is not that of a server"):
         await cluster["n1"].links.call(N2, P1, "m", b"", PATIENCE_S)
     certificate["subjectAltName"] = (("IP Address", "127.0.0.1"),)  # where n1 is registered
@@ -134,7 +134,7 @@ async def test_a_server_whose_certificate_is_a_clients_is_refused_though_it_know
     await cluster["n1"].introduce(raw, "n2")
     raw.close()
     raw = await connect(cluster)
-    stranger = Caller(replace(cluster["n1"].credentials, server=ServerId("n9")), N2)
+    stranger = CallingSide(replace(cluster["n1"].credentials, server=ServerId("n9")), N2)
     raw.writer.write(stranger.hello())
     with pytest.raises(FrameError, match="the certificate is not that of a server"):
         stranger.take(await raw.read_line())
@@ -155,7 +155,7 @@ class StandingClock:
 
 def test_strangers_are_counted_and_each_address_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = StandingClock()
-    strangers = Strangers(clock)
+    strangers = RefusedPeers(clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
             strangers.note("10.0.0.1", "why")

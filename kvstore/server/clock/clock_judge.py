@@ -1,11 +1,13 @@
-"""Judges the date that a server uses (docs/protocol.md, P28 and P29). Decides only.
+"""Judges the cluster time that a server uses (docs/protocol.md, P28 and P29). Decides only. In the code and the
+protocol, cluster time is called the server's date.
 
     NO DATE ──a server that has a date answers──────────────> HAS A DATE, not sure <──its clocks moved apart, or──> SURE
-       ├────nobody has one, and a majority of wall clocks agrees──>   │                  a majority differs          ^
+       ├────no server has one, and most wall clocks agree──────>      │                  a majority differs          ^
        └────alone for 30 s──> USES ITS WALL CLOCK                     └──────────a majority has the date─────────────┘
 
-A date advances with the monotonic clock. No wall clock steps it, and neither does a majority of wall clocks: it moves
-towards theirs at RATE. A server whose monotonic clock has missed time steps forward to a date that another server has.
+Cluster time advances with the monotonic clock. Neither one wall clock nor a majority of wall clocks steps it: it moves
+towards a majority of wall clocks at RATE. A server whose monotonic clock has missed time steps forward to the time of
+another server.
 """
 
 from __future__ import annotations
@@ -16,29 +18,30 @@ from typing import NamedTuple
 from kvstore.types import ServerId
 
 BOUND_MS = 2_000
-"""Dates and wall clocks that are no further apart agree. NTP's corrections are smaller."""
+"""Difference up to which two dates or wall clocks agree. NTP's corrections are smaller."""
 APART_MS = 3_000
-"""Distance at which a server that was sure of its date is sure no more. The difference to BOUND_MS is hysteresis."""
+"""Difference at which a server that was sure of its date stops being sure. It exceeds BOUND_MS as hysteresis."""
 RATE = 0.01
-"""Share of elapsed time by which the date moves towards wall clocks at most: 36 s an hour. A session's owner counts
-less of its ttl than that takes away (kvstore.client.coordination.lease.CLOCK_RATE)."""
-HEARD_S = 5.0
-"""Time for which an answer counts, in addition to the time of one round of questions."""
+"""Maximum share of elapsed time by which the date moves towards wall clocks: 36 s per hour. The owner of a session
+counts less of its TTL than this takes away (kvstore.client.coordination.lease.CLOCK_RATE)."""
+ANSWER_S = 5.0
+"""Time for which an answer counts, in addition to the time of one polling round."""
 ALONE_S = 30.0
-"""Time that a process without a date waits for servers that do not answer before wall clocks count."""
+"""Time that a process without a date waits for silent servers before wall clocks count."""
 AWAKE_S = 1.0
-"""Time between two looks that counts at most: a process that stood still has heard nobody either."""
+"""Maximum time between two judgements that counts as waiting: a process that was paused has not received answers
+either."""
 CALM_S, CALM_MS = 1.0, 2
-"""Time for which a judgement is reused while all clocks agree as they did."""
+"""Time for which a judgement is reused while all clocks agree as before."""
 ARRIVED_MS = 10.0
-"""Distance from the wall clocks at which a date is no longer moving."""
+"""Distance from the wall clocks at which a date stops moving."""
 
 
-class Heard(NamedTuple):
-    """Clocks of another server by its last answer, as offsets from this server's monotonic clock."""
+class PeerClock(NamedTuple):
+    """The clocks of another server according to its last answer, as offsets from this server's monotonic clock."""
 
     offset_ms: float | None
-    """Offset of its date; None: it has none."""
+    """Offset of its date; None if it has none."""
     wall_ms: float
     """Offset of its wall clock."""
     is_sure: bool
@@ -46,15 +49,15 @@ class Heard(NamedTuple):
     """When it was asked."""
 
     def has(self, offset_ms: float) -> bool:
-        """Return True if its date agrees with that one."""
+        """Return True if its date agrees with the offset."""
         return self.offset_ms is not None and abs(self.offset_ms - offset_ms) <= BOUND_MS
 
     def supports(self, offset_ms: float) -> bool:
-        """Return True if its date or its wall clock agrees with that one."""
+        """Return True if its date or its wall clock agrees with the offset."""
         return self.has(offset_ms) or abs(self.wall_ms - offset_ms) <= BOUND_MS
 
-    def is_like(self, other: Heard | None) -> bool:
-        """Return True if a judgement by the other one would be the same."""
+    def is_like(self, other: PeerClock | None) -> bool:
+        """Return True if the other answer would lead to the same judgement."""
         if other is None or self.is_sure is not other.is_sure or abs(self.wall_ms - other.wall_ms) >= CALM_MS:
             return False
         if self.offset_ms is None or other.offset_ms is None:
@@ -62,26 +65,28 @@ class Heard(NamedTuple):
         return abs(self.offset_ms - other.offset_ms) < CALM_MS
 
 
-class Judge:
-    """The judgement of one server. `now` is always its monotonic clock in seconds; an offset is a date less that."""
+class ClockJudge:
+    """The judgement of one server. `now` is its monotonic clock in seconds. An offset is a date minus the monotonic
+    clock."""
 
     def __init__(self, server: ServerId, now: float, wall_ms: int, kept_ms: float | None = None) -> None:
-        """`kept_ms`: the offset of the date that the process before had, if the machine was not rebooted since."""
+        """`kept_ms` is the offset of the previous process's date, if the machine has not rebooted since."""
         self._server = server
         self._sampled_at, self._wall_ms = now, wall_ms - now * 1000
         self._waited_s = self._alone_s = 0.0
-        """How long this process, awake and without a date, has waited for servers that do not answer, and how long on
-        end it has heard fewer than a majority."""
+        """Seconds that this process, running and without a date, has waited for silent servers, and seconds in a row in
+        which it has received answers from fewer than a majority."""
         self._moved_apart_at = now
         """When the wall clock and the monotonic clock last moved apart by more than BOUND_MS, or the process began."""
         self.offset_ms = self._wall_ms if kept_ms is None else kept_ms
         """Offset of the date."""
         self._shown_ms: float | None = None
-        """What clients are told before the first date; None: nothing."""
-        self._heard: dict[ServerId, Heard] = {}
+        """The offset shown to clients before the first date; None: nothing is shown."""
+        self._peers: dict[ServerId, PeerClock] = {}
         self._calm_until = now
         self.has_date = kept_ms is not None
-        """True if elapsed time explains the date, from a server that had one or from a majority's first agreement."""
+        """True if the date follows by elapsed time from another server's date or from the first agreement of a
+        majority."""
         self.is_known = self.has_date
         """True if the server has a date, or was alone for so long that it uses its wall clock."""
         self.is_confirmed = False
@@ -89,25 +94,26 @@ class Judge:
         self.is_sure = False
         self.others_are_sure = False
         self.behind_ms = 0.0
-        """How far the wall clocks of a majority are ahead of the date; 0 if no majority agrees."""
+        """How far the wall clocks of a majority are ahead of the date, in ms; 0 if no majority agrees."""
         self.taken_over = 0
         """Number of steps to the date of another server, after the first date."""
         self.doubt = "it has no date yet"
-        """Why the server is not sure; empty if it is."""
+        """Why the server is not sure of its date; empty if it is."""
 
     def shown_ms(self, now: float) -> int:
-        """Return the date that clients are told. Too early is safe for clients, the future is not."""
+        """Return the date shown to clients in ms. A date that is too early is safe for clients; one in the future is
+        not."""
         offset_ms = self.offset_ms if self.is_known else self._shown_ms
         return 0 if offset_ms is None else int(now * 1000 + offset_ms)
 
     @property
     def may_lead(self) -> bool:
-        """Return True if this server may lead: it is sure, or it has a date and hears nobody who is sure."""
+        """True if this server may lead: it is sure, or it has a date and knows no server that is sure."""
         return self.is_sure or (self.is_known and not self.others_are_sure)
 
     @property
     def may_remove(self) -> bool:
-        """Return True if what is past its time by this date may be removed."""
+        """True if data that is expired by this date may be removed."""
         return self.is_sure
 
     @property
@@ -115,32 +121,32 @@ class Judge:
         """The milliseconds by which the wall clock is ahead of the date."""
         return self._wall_ms - self.offset_ms
 
-    def told_ms(self, now: float) -> int:
-        """Return the date that other servers are told: the wall clock's if this server is not sure."""
+    def reported_ms(self, now: float) -> int:
+        """Return the date reported to other servers: the wall clock's if this server is not sure."""
         return int(now * 1000 + (self.offset_ms if self.is_sure else self._wall_ms))
 
-    def hear(self, server: ServerId, heard: Heard) -> None:
-        """Take in what another server has said."""
+    def note_answer(self, server: ServerId, heard: PeerClock) -> None:
+        """Record the answer of another server."""
         if server == self._server:
             return
-        before, self._heard[server] = self._heard.get(server), heard
+        before, self._peers[server] = self._peers.get(server), heard
         if not heard.is_like(before):
             self._calm_until = heard.at
 
     def is_calm(self, now: float, wall_ms: int) -> bool:
-        """Return True if look() would find what it found last. Never while something is in doubt."""
+        """Return True if look() would reach the last judgement again. Always False while something is in doubt."""
         return now < self._calm_until and -CALM_MS < wall_ms - now * 1000 - self._wall_ms < CALM_MS
 
-    def look(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = HEARD_S) -> None:
-        """Judge by what the clocks say now. `servers`: all servers of the ring, perhaps with this one; an answer counts
-        for `heard_s`."""
+    def look(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = ANSWER_S) -> None:
+        """Judge by the current clocks. `servers` are all servers of the ring, with or without this one. An answer
+        counts for `heard_s` seconds."""
         elapsed_s = min(max(0.0, now - self._sampled_at), AWAKE_S)
         self._sample(now, wall_ms)
         if not servers:
-            return  # the ring is not known yet
-        self._heard = {server: each for server, each in self._heard.items() if now - each.at <= heard_s}
-        others = [each for server, each in self._heard.items() if server in servers]
-        silent = len({*servers} - {self._server, *self._heard})
+            return  # the ring is still unknown
+        self._peers = {server: each for server, each in self._peers.items() if now - each.at <= heard_s}
+        others = [each for server, each in self._peers.items() if server in servers]
+        silent = len({*servers} - {self._server, *self._peers})
         majority = len({*servers, self._server}) // 2 + 1
         self.others_are_sure = any(each.is_sure for each in others)
         if not self.has_date:
@@ -158,8 +164,8 @@ class Judge:
             self._moved_apart_at, self.is_confirmed = now, False  # the monotonic clock may have missed time
         self._wall_ms, self._sampled_at = wall, now
 
-    def _begin(self, others: Sequence[Heard], majority: int) -> None:
-        """Take the first date: of a server that has one, or of wall clocks once nobody else can have one."""
+    def _begin(self, others: Sequence[PeerClock], majority: int) -> None:
+        """Take the first date: from a server that has one, or from wall clocks once no other server can have one."""
         dated = [each.offset_ms for each in others if each.offset_ms is not None]
         if dated:
             self._take(self._best(dated, others, majority))
@@ -174,24 +180,25 @@ class Judge:
         if self._alone_s >= ALONE_S:
             self.is_known = True
         if self.is_known:
-            self.doubt = f"it was alone for {ALONE_S:g} s and uses its wall clock"
+            self.doubt = f"it reached no other server for {ALONE_S:g} s and uses its wall clock"
         else:
-            self.doubt = f"it has no date yet: no server that has one answers, and {majority} wall clocks do not agree"
+            self.doubt = f"it has no date yet: no server with a date answers, and no {majority} wall clocks agree"
 
     def _take(self, offset_ms: float) -> None:
         self.offset_ms, self.has_date, self.is_known = offset_ms, True, True
 
-    def _best(self, dated: Sequence[float], others: Sequence[Heard], majority: int) -> float:
-        """Return the latest date that a majority supports; else the latest: clocks miss time and gain none."""
+    def _best(self, dated: Sequence[float], others: Sequence[PeerClock], majority: int) -> float:
+        """Return the latest date that a majority supports, or else the latest date, because clocks miss time and never
+        gain it."""
         return max([each for each in dated if self._is_supported(each, others, majority)] or dated)
 
-    def _is_supported(self, offset_ms: float, others: Sequence[Heard], majority: int) -> bool:
+    def _is_supported(self, offset_ms: float, others: Sequence[PeerClock], majority: int) -> bool:
         own = abs(self._wall_ms - offset_ms) <= BOUND_MS
         return own + sum(each.supports(offset_ms) for each in others) >= majority
 
-    def _move(self, others: Sequence[Heard], majority: int, elapsed_s: float) -> bool:
-        """Move the date towards the wall clocks of a majority, or, where none agrees, towards a near one of its own.
-        Return False if it has arrived."""
+    def _move(self, others: Sequence[PeerClock], majority: int, elapsed_s: float) -> bool:
+        """Move the date towards the wall clocks of a majority or, if there is no majority, towards its own wall clock
+        if that is near. Return False once the date has arrived."""
         walls = sorted([self._wall_ms, *(each.wall_ms for each in others)])
         target = self._wall_ms if _near(walls, self._wall_ms) >= majority else walls[len(walls) // 2]
         has_majority = _near(walls, target) >= majority
@@ -202,9 +209,9 @@ class Judge:
         self.offset_ms += max(-most, min(most, target - self.offset_ms))
         return abs(target - self.offset_ms) > ARRIVED_MS
 
-    def _compare(self, others: Sequence[Heard], majority: int) -> None:
-        """Decide whether the server is sure of its date. One that is not steps forward to a later date that another
-        server has and a majority supports."""
+    def _compare(self, others: Sequence[PeerClock], majority: int) -> None:
+        """Decide whether the server is sure of its date. A server that is not sure steps forward to a later date that
+        another server has and a majority supports."""
         apart_ms = APART_MS if self.is_sure else BOUND_MS
         dated = [each.offset_ms for each in others if each.offset_ms is not None]
         apart = sum(abs(each - self.offset_ms) > apart_ms for each in dated)
@@ -220,11 +227,11 @@ class Judge:
         if self.is_sure:
             self.doubt = ""
         elif apart >= majority:
-            self.doubt = f"its date is more than {apart_ms} ms from that of {apart} other servers"
+            self.doubt = f"its date differs by more than {apart_ms} ms from the dates of {apart} other servers"
         else:
             self.doubt = (
-                f"too few servers have confirmed its date since the process began or its wall clock jumped, "
-                f"which is {self.drift_ms / 1000:+.1f} s from the date"
+                f"too few servers have confirmed its date since the process began or since its wall clock jumped; the "
+                f"wall clock is {self.drift_ms / 1000:+.1f} s from the date"
             )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from kvstore.client.coordination.lease import CLOCK_RATE
-from kvstore.server.clock.dates import (
+from kvstore.server.clock.clock_judge import (
     ALONE_S,
     APART_MS,
     ARRIVED_MS,
@@ -17,8 +17,8 @@ from kvstore.server.clock.dates import (
     CALM_MS,
     CALM_S,
     RATE,
-    Heard,
-    Judge,
+    ClockJudge,
+    PeerClock,
 )
 from kvstore.types import ServerId
 
@@ -48,7 +48,7 @@ class Server:
         self.now, self.wrong_ms = 100.0, 0
         self.others: dict[ServerId, Other] = {}
         kept = None if kept_ms is None else DATE_MS - 100_000 + kept_ms
-        self.judge = Judge(A, self.now, self.wall_ms, kept)
+        self.judge = ClockJudge(A, self.now, self.wall_ms, kept)
 
     @property
     def wall_ms(self) -> int:
@@ -68,7 +68,7 @@ class Server:
         for _ in range(round(seconds * 5)):
             self.now += 0.2
             for other, said in self.others.items():
-                self.judge.hear(other, heard(said, self.now))
+                self.judge.note_answer(other, heard(said, self.now))
             self.look()
         return self
 
@@ -82,9 +82,9 @@ class Server:
         return self
 
 
-def heard(said: Other, now: float) -> Heard:
+def heard(said: Other, now: float) -> PeerClock:
     offset_ms = DATE_MS - 100_000
-    return Heard(None if said.date is None else offset_ms + said.date, offset_ms + said.wall, said.is_sure, now)
+    return PeerClock(None if said.date is None else offset_ms + said.date, offset_ms + said.wall, said.is_sure, now)
 
 
 # ── the first date ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -364,7 +364,7 @@ def test_a_look_that_is_left_out_would_have_found_nothing(seed: int) -> None:
             server.now = now
             server.wrong_ms += jump_ms
             for other, each in said.items():
-                server.judge.hear(other, heard(each, now))
+                server.judge.note_answer(other, heard(each, now))
         is_calm = lazy.judge.is_calm(now, lazy.wall_ms)
         eager.look()
         if not is_calm:
@@ -380,5 +380,5 @@ def test_a_server_that_hears_what_it_knows_need_not_judge_again() -> None:
     assert not server.judge.is_calm(server.now + CALM_S, server.wall_ms + round(CALM_S * 1000))
 
 
-def _said(judge: Judge) -> tuple[object, ...]:
+def _said(judge: ClockJudge) -> tuple[object, ...]:
     return judge.is_known, judge.has_date, judge.is_sure, judge.may_lead, judge.may_remove, judge.doubt[:20]

@@ -1,4 +1,4 @@
-"""Namespaces as messages: limits, what is used of them and what is refused, as a server knows it. Decides only."""
+"""Converts namespaces to messages: limits, usage and refusals known to a server. Decides only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kvstore.namespaces import Book, NamespaceTable
 from kvstore.proto import admin_pb2
 
 
-class Known(Protocol):
-    """The knowledge of this server: kvstore.server.namespaces.keeper.Keeper."""
+class NamespaceUsage(Protocol):
+    """The usage known to this server: kvstore.server.namespaces.keeper.Keeper."""
 
     @property
     def book(self) -> Book: ...
@@ -18,8 +18,8 @@ class Known(Protocol):
     def refused_ago_s(self) -> Mapping[str, Mapping[str, float]]: ...
 
 
-def messages_of(known: Known, table: NamespaceTable) -> list[admin_pb2.Namespace]:
-    """All namespaces of a table."""
+def messages_of(known: NamespaceUsage, table: NamespaceTable) -> list[admin_pb2.Namespace]:
+    """Return the messages of all namespaces in a table."""
     refusals, ago_s = known.refusals(), known.refused_ago_s()
     found = []
     for each in table.namespaces:
