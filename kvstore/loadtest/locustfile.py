@@ -1,8 +1,8 @@
-"""The Locust file of kvstore: users of both endpoints, one shape, and the wiring of a run.
+"""The Locust file of kvstore: users of both endpoints, one load shape, and the setup of a run.
 
     kvstore-loadtest --workload ycsb-b --rate 1000 --seconds 60 [GrpcUser] [RespUser]
 
-See docs/loadtests.md. A file of one's own imports all of this one and adds users. Exit codes: see run.py.
+See docs/loadtests.md. A custom Locust file imports everything from this one and adds users. Exit codes: see run.py.
 """
 
 # ruff: noqa: E402
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-"""Read once, when gRPC is imported. With fork support one in fifteen of the commands of a chaos run died at birth."""
+"""gRPC reads this once, at import. With fork support, one in fifteen child processes of a chaos run died at startup."""
 
 import sys
 import time
@@ -50,13 +50,13 @@ __all__ = ["GrpcUser", "OwnUser", "RespUser", "TargetShape", "WrongValue"]
 
 grpc_gevent.init_gevent()
 REPORT_S = 1.0
-"""Of a worker: the timeline is drawn by the second."""
+"""Interval in seconds at which workers report. The timeline has a resolution of one second."""
 locust.runners.WORKER_REPORT_INTERVAL = REPORT_S
 locust.stats.bucket_response_time = lambda response_time: round(response_time, 1)
 STOP_S = 10.0
-"""A user that is told to stop finishes its operation: one that was torn away might hold others up."""
+"""Seconds that a stopped user has to finish its operation. An operation that is killed may hold up others."""
 KEY = "kvstore"
-"""Of our part in what workers report."""
+"""Key of our part of a worker's report."""
 
 
 class TargetShape(LoadTestShape):
@@ -64,7 +64,7 @@ class TargetShape(LoadTestShape):
 
     abstract = False
     _last_reports: LastReports | None = None
-    """Once the run is over, of a master. A single process stops its users itself, and waits for them."""
+    """Set on a master once the run is over. A single process stops its own users and waits for them."""
 
     def tick(self) -> tuple[int, float] | None:
         assert self.runner is not None
@@ -86,7 +86,7 @@ class TargetShape(LoadTestShape):
         return self._last_reports.target(now, running)
 
     def reset_time(self) -> None:
-        """Locust says that another run begins."""
+        """Prepare for another run. Called by Locust."""
         super().reset_time()
         self._last_reports = None
 
@@ -124,7 +124,7 @@ def on_init(environment: Environment, **_: Any) -> None:
 
 @events.test_start.add_listener
 def on_test_start(environment: Environment, **_: Any) -> None:
-    """The master's is first, and tells the workers from when on it counts, and the number of the run."""
+    """Start a run. The master runs this first, then sends workers the start of the measured time and the run id."""
     if not isinstance(environment.runner, WorkerRunner):
         conductor: Conductor | None = environment.kvstore_conductor
         if conductor is None:
@@ -147,8 +147,8 @@ def on_test_stop(environment: Environment, **_: Any) -> None:
             if each is not None:
                 each.close()
         environment.kvstore_session = None
-    if not environment.parsed_options.headless:  # of a worker, what its master was told
-        environment.kvstore_courier = environment.kvstore_courier or _courier_or_none(environment)  # for another run
+    if not environment.parsed_options.headless:  # a worker has its master's options
+        environment.kvstore_courier = environment.kvstore_courier or _courier_or_none(environment)  # for the next run
     if environment.web_ui is not None and not isinstance(environment.runner, WorkerRunner):
         _finish(environment)
 
@@ -170,7 +170,7 @@ def _checked(environment: Environment) -> Options:
     """Return the checked options. Raises ValueError, OSError."""
     options = options_of(environment.parsed_options)
     for workload in options.workloads:
-        Draws(workload, 1)  # so that a wrong one is told now
+        Draws(workload, 1)  # fails now if the workload is invalid
     _check_doors(environment, options)
     return options
 
@@ -188,8 +188,8 @@ def _prepared(environment: Environment, options: Options) -> Conductor:
 
 
 def _prepared_or_none(environment: Environment) -> Conductor | None:
-    """The same for a run that the pages have asked for: with their options, a report of its own, and nothing of the
-    run before. What is wrong is shown there too."""
+    """Prepare a run that was started from Locust's web pages: its own options, its own report, no state of the run
+    before. Errors are shown on the pages, too."""
     environment.kvstore_recorder.begin(0.0)
     try:
         options = _checked(environment)
@@ -205,7 +205,7 @@ def _prepared_or_none(environment: Environment) -> Conductor | None:
 
 
 def _finish(environment: Environment) -> None:
-    """Write the report of the run that has ended, and keep its exit code. Once for each run."""
+    """Write the report of the run that has ended and keep its exit code. Does nothing for a run that is finished."""
     conductor: Conductor | None = environment.kvstore_conductor
     environment.kvstore_conductor = None
     if conductor is None:
@@ -216,7 +216,7 @@ def _finish(environment: Environment) -> None:
 
 
 def _check_doors(environment: Environment, options: Options) -> None:
-    """Raises ValueError if a user's door is not named, a user of one's own is wrong, or a goal is of no operation."""
+    """Raise ValueError if a user's endpoint is not named, a custom user is invalid, or a goal names no operation."""
     own = own_users(environment.user_classes)
     for each in own:
         if fault := each.fault_or_none():
@@ -224,27 +224,27 @@ def _check_doors(environment: Environment, options: Options) -> None:
     if fault := unknown(options.goals.p99_ms, [name for each in own for name in each.operations]):
         raise ValueError(fault)
     if own and options.is_redis_only:
-        raise ValueError(f"{own[0].__name__} wants --store beside --resp, or a local cluster's --data-dir")
+        raise ValueError(f"{own[0].__name__} needs --store in addition to --resp, or the --data-dir of a local cluster")
     if RespUser in environment.user_classes and not options.resp_nodes():
-        raise ValueError("RespUser wants --resp with --store, or a local cluster's --data-dir")
+        raise ValueError("RespUser needs --resp in addition to --store, or the --data-dir of a local cluster")
     if GrpcUser in environment.user_classes and options.is_redis_only:
-        raise ValueError("GrpcUser wants --store beside --resp; name RespUser to use the Redis door only")
+        raise ValueError("GrpcUser needs --store in addition to --resp; name RespUser to use only the Redis endpoint")
 
 
 def _told(broken: Mapping[str, Any]) -> str:
-    """Describe an exception that broke users here or in a worker, as Locust counts it."""
+    """Describe an exception that broke users here or in a worker, in the form in which Locust counts it."""
     where = broken["traceback"].strip().splitlines()[-2:]
-    return f"users broke, {broken['count']} times: {broken['msg']} ({' '.join(map(str.strip, where))})"
+    return f"users failed {broken['count']} times: {broken['msg']} ({' '.join(map(str.strip, where))})"
 
 
 def _courier_or_none(environment: Environment) -> Courier | None:
-    """One that waits for the next run, where there are users for it."""
+    """Return a new sidecar for the next run, or None if no user of this process needs one."""
     is_master = isinstance(environment.runner, MasterRunner)
     return Courier() if GrpcUser in environment.user_classes and not is_master else None
 
 
 def _open_session(environment: Environment) -> None:
-    """Raises StoreError. With another run's session nothing is shared but the recorder, which begins anew."""
+    """Open the session of a run. Raises StoreError. Runs share only the recorder, which is reset."""
     recorder: Recorder = environment.kvstore_recorder
     recorder.begin(0.0)
     environment.kvstore_session = session = _session(environment)

@@ -95,7 +95,7 @@ def test_failures_of_the_warm_up_are_not_counted_either(world: SimWorld, calls: 
 
 @pytest.mark.parametrize("wrong", [{"rate": math.nan}, {"seconds": math.nan}, {"warmup_s": math.inf}])
 def test_what_would_never_end_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidRequest, match="want a number"):
+    with pytest.raises(InvalidRequest, match="expected a finite number"):
         Load(**wrong)  # type: ignore[arg-type]
 
 

@@ -1,7 +1,8 @@
-"""A client for gevent's users that costs them little: it hands calls to a courier, a process beside theirs with the
-asyncio client in it (courier_process.py), in messages that all users of a turn share.
+"""A client for gevent's users that costs little processor time: it hands calls to a sidecar, a process of its own with
+the asyncio client (courier_process.py). All calls of one turn of gevent's loop share a message.
 
-gRPC under gevent takes 0.4 ms of a processor for each call, so one process loads with some 2,000/s and no more.
+gRPC under gevent takes 0.4 ms of processor time per call, so one process generates at most about 2,000 calls per
+second.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ OPEN_S, END_S = 60.0, 10.0
 
 
 class Courier:
-    """Calls are those of kvstore.client.Client that our doors make, and raise what it raises. `times` tells when the
-    last call that returned in this greenlet went out and was heard, as the courier has measured."""
+    """The client side of a sidecar. Offers the calls of kvstore.client.Client that the endpoints need, with the same
+    errors. `times` is when the sidecar sent and received the last call that returned in this greenlet."""
 
     def __init__(self) -> None:
-        """Start it: it is ready when its run begins, however long an interpreter takes to start here."""
+        """Start the sidecar process. It starts before the run, however long its interpreter takes."""
         ours, theirs = socket.socketpair()
         self._socket = ours
         command = [sys.executable, "-m", "kvstore.loadtest.generator.courier_process", str(theirs.fileno())]
@@ -47,11 +48,11 @@ class Courier:
         self._greenlets = [gevent.spawn(self._read), gevent.spawn(self._write)]
 
     def wait_started(self) -> None:
-        """Wait until the courier has started, so that its start is not measured. Raises Unavailable."""
+        """Wait until the sidecar has started, so that its start is not measured. Raises Unavailable."""
         self._result(self._waiting[STARTED], OPEN_S)
 
     def open(self, cluster: str) -> Self:
-        """Find the cluster; as Options.cluster tells it. Raises StoreError."""
+        """Connect to the cluster that `Options.cluster` describes. Raises StoreError."""
         self._out = cluster
         self._wake.set()
         try:
@@ -73,7 +74,7 @@ class Courier:
         return iter([(key, Item(value, version, 0, 0, 0)) for key, value, version in told.items])
 
     def close(self) -> None:
-        """End the courier. Calls under way end with an error."""
+        """Stop the sidecar. Calls in flight raise an error."""
         self._lose()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
@@ -83,12 +84,12 @@ class Courier:
 
     def _ask(self, call: str, key: bytes, **more: object) -> Told:
         if self._is_over:
-            raise Unavailable("the courier is gone")
+            raise Unavailable("the sidecar has ended")
         self._number += 1
         number = self._number
         waiting: AsyncResult[Told] = AsyncResult()
         self._waiting[number] = waiting
-        assert isinstance(self._out, list), "it is opened first"
+        assert isinstance(self._out, list), "call open() first"
         self._out.append(Request(number, call, key, **more))  # type: ignore[arg-type]
         self._wake.set()
         try:
@@ -102,7 +103,7 @@ class Courier:
         try:
             told: Told = waiting.get(timeout=timeout_s)
         except gevent.Timeout:
-            raise Unavailable(f"the courier has not begun within {OPEN_S:g} s") from None
+            raise Unavailable(f"the sidecar did not start within {OPEN_S:g} s") from None
         if told.error is not None:
             raise restore(*told.error)
         return told
@@ -129,11 +130,11 @@ class Courier:
         self._lose()
 
     def _lose(self) -> None:
-        """Nothing comes any more: whether what is under way was done nobody knows."""
+        """Fail all calls in flight with an unknown outcome: no more results arrive."""
         self._is_over = True
         self._wake.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         for waiting in list(self._waiting.values()):
             if not waiting.ready():
-                waiting.set_exception(OutcomeUnknown("the courier has ended"))
+                waiting.set_exception(OutcomeUnknown("the sidecar has ended"))

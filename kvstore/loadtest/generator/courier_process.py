@@ -1,8 +1,8 @@
-"""The courier: an asyncio client in a process of its own, which brings what a process of Locust's users asks for.
+"""The sidecar of a process of Locust's users: an asyncio client in its own process that makes the users' calls.
 
     python -m kvstore.loadtest.generator.courier_process FD
 
-FD is a socket that it was born with, on which it first hears of the cluster. It ends when that does.
+FD is an inherited socket. Its first message describes the cluster. The process ends when the socket is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READ_BYTES = 1 << 20
 
 
 class Courier:
-    """Requests in, answers out; those of one turn of the event loop in one message."""
+    """Receives requests and sends results. All results of one event-loop turn share a message."""
 
     def __init__(self, client: AsyncClient, writer: asyncio.StreamWriter) -> None:
         self._client, self._writer = client, writer
@@ -57,7 +57,7 @@ class Courier:
             told.error = tuple(describe(error))  # type: ignore[assignment]
         except Exception as error:  # the root of a task: its user must not wait until the run ends
             logging.getLogger(__name__).exception("a call failed: %s", request.call)
-            told.error = tuple(describe(OutcomeUnknown(f"the courier's {request.call} failed: {error!r}")))  # type: ignore[assignment]
+            told.error = tuple(describe(OutcomeUnknown(f"the sidecar's {request.call} failed: {error!r}")))  # type: ignore[assignment]
         told.heard = time.time()
         self.tell(told)
 
@@ -84,7 +84,7 @@ class Courier:
 
 
 async def serve(connection: socket.socket) -> None:
-    """Until the users are gone. The first answers tell that it is there, and whether there is a cluster."""
+    """Serve until the users disconnect. The first results report that the sidecar runs, and if it found a cluster."""
     reader, writer = await asyncio.open_connection(sock=connection, limit=READ_BYTES)
     messages: Messages[str | list[Request]] = Messages(str | list[Request])
     writer.write(message(Answers([Told(STARTED, 0.0, 0.0)], 0.0, None)))
@@ -95,7 +95,7 @@ async def serve(connection: socket.socket) -> None:
                 courier = Courier(AsyncClient(Options.of_cluster(body).client_config()), writer)
                 await courier.open()
                 continue
-            assert courier is not None, "the cluster is told first"
+            assert courier is not None, "the first message describes the cluster"
             for request in body:
                 courier.take(request)
     if courier is not None:
@@ -106,7 +106,7 @@ async def serve(connection: socket.socket) -> None:
 def main(words: list[str]) -> None:
     (fd,) = words
     run: Any = asyncio.run
-    with suppress(ModuleNotFoundError):  # it is a node's, and an extra here
+    with suppress(ModuleNotFoundError):  # it comes with a node; here it is optional
         from uvloop import run
     run(serve(socket.socket(fileno=int(fd))))
 

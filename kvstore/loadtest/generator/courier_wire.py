@@ -1,8 +1,8 @@
-"""Messages between the users of a process and its courier. Decides only.
+"""Messages between the users of a process and its sidecar. Decides only.
 
     message := length u32 big-endian | msgpack
 
-Both ends are of one build and live together, so there is no version.
+Both ends run the same build and live equally long, so there is no version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 _LENGTH = Struct(">I")
 BYTES_MAX = 1 << 30
 STARTED, OPENED = -1, 0
-"""Numbers of answers that no call has: the courier is there, and has found the cluster or not."""
+"""Numbers of results that belong to no call: the sidecar has started; it has found the cluster, or failed to."""
 T = TypeVar("T")
 
 
@@ -35,19 +35,19 @@ class Request(msgspec.Struct, array_like=True):
 
 
 class Told(msgspec.Struct, array_like=True):
-    """The answer to one: when it went out and was heard, by the wall clock, and what came."""
+    """The result of one call, with the wall-clock times when its request was sent and its reply was received."""
 
     number: int
     sent: float
     heard: float
     items: list[tuple[bytes, bytes, int]] = []
-    """Keys with values and versions; of a put its version alone."""
+    """Keys with values and versions; for a put only the version."""
     error: tuple[str, str, dict[str, str]] | None = None
-    """As kvstore.rpc.status describes it."""
+    """The error, as kvstore.rpc.status describes it."""
 
 
 class Answers(msgspec.Struct, array_like=True):
-    """Answers that have arrived, with the seconds for which the courier used a processor and waited for one."""
+    """Results that have arrived, with the processor time that the sidecar has used and waited for, in seconds."""
 
     told: list[Told]
     processor_s: float
@@ -55,10 +55,10 @@ class Answers(msgspec.Struct, array_like=True):
 
 
 class Messages(Generic[T]):
-    """Bytes as they come → messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self, kind: Any) -> None:
-        """Decode each message as `kind`, which is T, and may be a union."""
+        """Decode each message as `kind`, which is T and may be a union."""
         self._decode: Callable[[bytes], T] = msgspec.msgpack.Decoder(kind).decode
         self._data = bytearray()
 

@@ -1,4 +1,4 @@
-"""Performs and judges one operation of a workload through any endpoint of the store."""
+"""Performs one operation of a workload through any endpoint of the store, and checks its result."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kvstore.loadtest.generator.workloads import Draws, Keyspace
 from kvstore.loadtest.report.goals import CAS, INSERT, MODIFY, READ, SCAN, UPDATE
 
 PART_MAX, PART_BYTES_MAX = 1_000, 8 << 20
-"""Of the records to begin with: so many, and so many bytes, are on their way at a time."""
+"""Maximum number and total bytes of initial records in flight."""
 
 
 class Contended(Exception):
-    """A compare-and-set lost every time."""
+    """A compare-and-set failed in every round."""
 
 
 class Stopwatch:
-    """When an operation's first request went out and its latest answer came, by the wall clock; 0: not yet. Drawing
-    the operation, making its value and judging the answer are outside of that: they are the load test's own time."""
+    """Wall-clock times of an operation's first request and latest reply; 0 until then. Drawing the operation, building
+    its value and checking the result are the load test's own time and are not included."""
 
     __slots__ = ("heard", "sent")
 
@@ -40,12 +40,12 @@ class Stopwatch:
         self.heard = time()
 
     def took(self, sent: float, heard: float) -> None:
-        """The same where somebody else has looked at the clock."""
+        """Record times that another process has measured."""
         self.sent, self.heard = self.sent or sent, heard
 
 
 class Way(Protocol):
-    """A way into the store, under whose name a report shows what was done by it."""
+    """An endpoint, with the name that it has in the report."""
 
     name: str
     watch: Stopwatch
@@ -54,8 +54,8 @@ class Way(Protocol):
 
 
 class Door(Way, Protocol):
-    """One that knows the operations of our workloads. Calls give the bytes that came or went, and raise WrongValue, or
-    the door's errors."""
+    """An endpoint that performs the operations of our workloads. Calls return the number of bytes sent or received, and
+    raise WrongValue or the endpoint's errors."""
 
     def read(self, key: bytes) -> int: ...
     def write(self, key: bytes, size: int) -> int: ...
@@ -65,7 +65,7 @@ class Door(Way, Protocol):
 
 
 class Deeds:
-    """Carries out drawn operations through a door, for one user."""
+    """Performs drawn operations through an endpoint, for one user."""
 
     def __init__(self, door: Door, draws: Draws, keyspace: Keyspace, random: Random) -> None:
         self.door = door
@@ -79,7 +79,7 @@ class Deeds:
         return self._draws.operation(self._random)
 
     def perform(self, operation: str) -> int:
-        """The bytes that came or went."""
+        """Perform an operation. Return the number of bytes sent or received."""
         random, draws, keyspace = self._random, self._draws, self._keyspace
         if operation == INSERT:
             key = keyspace.new_record(random)
@@ -103,7 +103,7 @@ class Deeds:
 def first_values(
     keyspace: Keyspace, draws: Draws, expectations: Expectations, random: Random
 ) -> Iterator[dict[bytes, bytes]]:
-    """Every record of the key space with a value, to begin with, in parts of a size that can be sent at once."""
+    """Yield an initial value for every record of the key space, in parts that can be sent at once."""
     part: dict[bytes, bytes] = {}
     part_bytes = 0
     for number in range(keyspace.loaded):
@@ -119,5 +119,5 @@ def first_values(
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The first key that does not begin with `prefix`, whose last byte is not the highest."""
+    """Return the first key after all keys with `prefix`. The last byte of `prefix` must not be 255."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))

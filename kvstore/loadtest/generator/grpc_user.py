@@ -1,5 +1,5 @@
-"""The door of Python's clients, and its Locust user: one client for all users of a process, which is a courier's
-(courier.py), or in tests any that blocks."""
+"""The gRPC endpoint and its Locust user. All users of a process share one client: a sidecar (courier.py), or in tests
+any blocking client."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvstore.loadtest.generator.values import Stamp, encode
 from kvstore.loadtest.generator.workloads import Keyspace
 
 ROUNDS_MAX = 32
-"""Of a compare-and-set loop."""
+"""Maximum number of rounds of a compare-and-set loop."""
 
 
 class GrpcDoor:
-    """Reads and writes by the client library, which gathers the users' calls into frames."""
+    """Reads and writes through the client library, which batches the users' calls into frames."""
 
     name = "grpc"
 
@@ -38,7 +38,7 @@ class GrpcDoor:
         return self._put(key, size, None)
 
     def modify(self, key: bytes, size: int) -> int:
-        """Read, and write if it is still as it was read; from the start if not."""
+        """Read a key and write it if it has not changed; otherwise start again."""
         for _ in range(ROUNDS_MAX):
             floor = self._expectations.floor(key)
             found = self._get(key, Level.LINEARIZABLE)
@@ -52,7 +52,7 @@ class GrpcDoor:
         raise Contended(f"{ROUNDS_MAX} compare-and-sets lost")
 
     def compare_and_set(self, number: int, size: int) -> int:
-        """The same on a key whose value counts its generations: none may be made twice."""
+        """Do the same on a key whose value counts its generations. No generation may be made twice."""
         key = self._keyspace.register(number)
         for _ in range(ROUNDS_MAX):
             floor = self._expectations.floor(key)
@@ -74,7 +74,7 @@ class GrpcDoor:
         raise Contended(f"{ROUNDS_MAX} compare-and-sets lost")
 
     def scan(self, start: bytes, end: bytes, length: int) -> int:
-        """Keys are hashed to partitions, so every scan asks all of them and merges."""
+        """Scan all partitions and merge the results, because keys are hashed to partitions."""
         total, last = 0, b""
         there = self._expectations.there(start, end, length, self._level)
         self._sends()
@@ -90,7 +90,7 @@ class GrpcDoor:
         return total
 
     def close(self) -> None:
-        """The client belongs to the process."""
+        """Do nothing: the client belongs to the process."""
 
     def _put(self, key: bytes, size: int, if_version: int | None) -> int:
         write = self._expectations.begin(key)
@@ -123,7 +123,7 @@ class GrpcDoor:
             self.watch.sends()
 
     def _hears(self) -> None:
-        """A courier has times of its own, which the way to it is not in; what goes out late shows all the same."""
+        """Use the sidecar's own times, which exclude the way to the sidecar. Late sending shows in any case."""
         if isinstance(self._client, Courier):
             self.watch.took(*self._client.times)
         else:
@@ -131,7 +131,7 @@ class GrpcDoor:
 
 
 class GrpcUser(PacedUser):
-    """A caller with a timetable, by the client library."""
+    """A user with a schedule, through the client library."""
 
     def open_door(self, session: Session, number: int) -> GrpcDoor:
         client = session.courier or session.client

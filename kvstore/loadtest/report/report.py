@@ -1,5 +1,4 @@
-"""A run's document as one HTML page that needs nothing else: tables, and timelines with the events on them. Decides
-only."""
+"""Renders a run's document as one self-contained HTML page: tables, and timelines with events. Decides only."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ TEXTS = {"door", "operation", "error", "what", "outcome", "figure", ""}
 
 
 def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
-    """The whole page."""
+    """Return the whole page."""
     options = document["options"]
     title = f"Load test: {options.get('workload')}, {options.get('shape')}"
     began = datetime.fromtimestamp(document["began"], tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -54,10 +53,10 @@ def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
         *_charts(document),
         _events(document["events"]),
         _operations(document),
-        _section("Errors told to callers", _table(document["errors"])),
+        _section("Errors returned to callers", _table(document["errors"])),
         _wrong(document),
         _knee(document["knee"]),
-        _section("Beside the baseline", _table([each.row() for each in beside])),
+        _section("Compared with the baseline", _table([each.row() for each in beside])),
         _details(document),
         "</body></html>",
     ]
@@ -67,19 +66,19 @@ def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
 def _verdict(document: Mapping[str, Any]) -> str:
     verdict = document["verdict"]
     told = [f'<p class="bad">✗ {escape(reason)}</p>' for reason in verdict["reasons"]]
-    told += [f'<p class="bad">Spoiled, neither good nor bad: {escape(each)}</p>' for each in verdict["spoiled"]]
+    told += [f'<p class="bad">Spoiled, says nothing about the store: {escape(each)}</p>' for each in verdict["spoiled"]]
     notes = [f"<p>Note: {escape(note)}</p>" for note in verdict["notes"]]
-    return "".join([*(told or ['<p class="good">✓ as it must be</p>']), *notes])
+    return "".join([*(told or ['<p class="good">✓ all goals met</p>']), *notes])
 
 
 def _cards(total: Mapping[str, Any]) -> str:
     shown = (
         ("operations/s", f"{total['per_s']:,.0f}"),
-        ("of those due", f"{total['achieved']:.2%}"),
+        ("of due operations", f"{total['achieved']:.2%}"),
         ("p50", f"{total['p50_ms']:g} ms"),
         ("p99", f"{total['p99_ms']:g} ms"),
         ("p99.9", f"{total['p99.9_ms']:g} ms"),
-        ("sent late, p99", f"{total['late_p99_ms']:g} ms"),
+        ("send delay, p99", f"{total['late_p99_ms']:g} ms"),
         ("errors", f"{total['errors']:,}"),
         ("wrong values", f"{total['wrong']:,}"),
     )
@@ -87,7 +86,7 @@ def _cards(total: Mapping[str, Any]) -> str:
 
 
 def _charts(document: Mapping[str, Any]) -> list[str]:
-    # The first and the last second are not whole.
+    # The first and the last second are incomplete.
     points = [point for point in document["timeline"][:-1] if point["at_s"] >= 0]
     marks = [
         Mark(number, event["at_s"], event["ended_s"], f"{event['what']} {event['outcome']}".strip())
@@ -103,7 +102,7 @@ def _charts(document: Mapping[str, Any]) -> list[str]:
     times = [line("p50", "p50_ms", "one"), line("p99", "p99_ms", "two"), line("max", "max_ms", "three")]
     return [
         timeline("Operations per second", rates, marks, seconds=seconds),
-        timeline("Milliseconds from the intended start", times, marks, seconds=seconds, is_log=True),
+        timeline("Milliseconds since the intended start", times, marks, seconds=seconds, is_log=True),
         timeline("Users", [line("users", "users", "one")], marks, seconds=seconds),
     ]
 
@@ -123,7 +122,7 @@ def _events(events: Sequence[Mapping[str, Any]]) -> str:
         }
         for number, event in enumerate(events, 1)
     ]
-    return _section("Events, and what callers saw until the next one", _table(rows))
+    return _section("Events and their effect on callers until the next event", _table(rows))
 
 
 def _operations(document: Mapping[str, Any]) -> str:
@@ -136,7 +135,7 @@ def _operations(document: Mapping[str, Any]) -> str:
         for each in document["operations"]
     ]
     return _section("Operations", _table(rows)) + (
-        '<p class="soft">Latencies are from the intended start; those called service are from the actual one.</p>'
+        '<p class="soft">Latencies are measured from the intended start; service latencies from the actual start.</p>'
     )
 
 
@@ -153,14 +152,14 @@ def _knee(knee: Mapping[str, Any] | None) -> str:
     if knee["missing"]:
         found = f'<p class="bad">{escape(knee["missing"])}</p>'
     else:
-        rates = f"<b>{knee['carried_per_s']:,.0f}/s</b>; not carried: {knee['failed_per_s']:,.0f}/s"
-        found = f"<p>Highest rate carried: {rates}</p>"
-    return _section("The knee", found + _table(knee["trials"]))
+        rates = f"<b>{knee['carried_per_s']:,.0f}/s</b>; lowest rate not sustained: {knee['failed_per_s']:,.0f}/s"
+        found = f"<p>Highest sustained rate: {rates}</p>"
+    return _section("Saturation search (knee)", found + _table(knee["trials"]))
 
 
 def _details(document: Mapping[str, Any]) -> str:
     told = json.dumps({"options": document["options"], "machine": document["machine"]}, indent=2, default=str)
-    return _section("How it was made", f"<pre>{escape(told)}</pre>")
+    return _section("Options and machine", f"<pre>{escape(told)}</pre>")
 
 
 def _section(title: str, body: str) -> str:

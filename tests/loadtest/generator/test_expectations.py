@@ -28,7 +28,7 @@ def test_an_older_version_than_was_acknowledged_is_wrong() -> None:
     mine.acknowledged(mine.begin(KEY), version=10)
     floor = mine.floor(KEY)
     mine.check(KEY, ours(1), floor, version=10)
-    with pytest.raises(WrongValue, match="version 9, after version 10"):
+    with pytest.raises(WrongValue, match="version 9 after version 10"):
         mine.check(KEY, ours(1), floor, version=9)
 
 
@@ -88,7 +88,7 @@ def test_a_session_knows_what_came_with_a_version_and_nothing_else() -> None:
     write(mine)
     mine.check(KEY, ours(first), mine.floor(KEY, Level.SESSION), version=5)
     mine.check(KEY, ours(1, writer=EARLIER), mine.floor(KEY, Level.SESSION), version=5)
-    with pytest.raises(WrongValue, match="version 4, after version 5"):
+    with pytest.raises(WrongValue, match="version 4 after version 5"):
         mine.check(KEY, ours(first), mine.floor(KEY, Level.SESSION), version=4)
 
 
@@ -241,7 +241,7 @@ def test_two_increments_that_gave_the_same_are_wrong() -> None:
     early = mine.count_floor(KEY)
     mine.counted(KEY, 6, early)
     mine.counted(b"other", 6, early)
-    with pytest.raises(WrongValue, match="two increments both gave 6"):
+    with pytest.raises(WrongValue, match="two increments both returned 6"):
         mine.counted(KEY, 6, early)
 
 
@@ -263,7 +263,7 @@ def test_a_scan_that_passes_over_a_key_that_was_there_is_wrong() -> None:
     mine.scanned(there, {b"a", KEY, b"key-2", b"new"}, None)
     mine.scanned(there, {b"a", KEY}, KEY)
     for found, last in (({b"a", KEY}, None), ({b"a", b"key-2"}, b"key-2"), ({b"a"}, KEY)):
-        with pytest.raises(WrongValue, match="a scan passed over b'key"):
+        with pytest.raises(WrongValue, match="a scan missed b'key"):
             mine.scanned(there, found, last)
 
 

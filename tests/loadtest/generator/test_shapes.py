@@ -101,12 +101,12 @@ def test_a_store_that_does_not_come_back_ends_the_search() -> None:
 def test_the_search_ends_when_its_time_is_over_and_found_nothing() -> None:
     knee = search(1e9, seconds=50.0)
     assert len(knee.trials) == 3
-    assert knee.missing == "the knee was not found: the run was over while 225/s were still carried"
+    assert knee.missing == "the knee was not found: the run ended while 225/s were still sustained"
 
 
 def test_a_search_that_judged_nothing_or_carried_nothing_found_nothing() -> None:
     assert "before any rate was judged" in str(search(1e9, seconds=5.0).missing)
-    assert "no rate was carried, not even 100/s" in str(search(1.0).missing)
+    assert "no rate was sustained, not even 100/s" in str(search(1.0).missing)
 
 
 def test_a_knee_is_between_a_rate_that_was_carried_and_one_that_was_not() -> None:

@@ -141,7 +141,7 @@ told(lambda: door.scan(keys.records, b"u", 2))
 
 def test_a_scan_gives_no_older_version_than_was_seen_before() -> None:
     assert said_by(OLD_SCAN) == [
-        "b't/r/000000000000' was read at version 4, after version 5 was seen",
+        "b't/r/000000000000' was read at version 4 after version 5 was seen",
         "b't/r/000000000001' was read at version 5, after version 6 was seen",
     ]
 
@@ -252,7 +252,7 @@ told(lambda: door.scan(keys.records, b"u", 2))
 
 
 def test_a_scan_of_redis_that_is_through_has_given_what_was_there() -> None:
-    assert said_by(RESP_SCAN) == ["a scan passed over b't/r/000000000002', which was there before it began"]
+    assert said_by(RESP_SCAN) == ["a scan missed b't/r/000000000002', which existed before the scan began"]
 
 
 SCRIPTS = (SCAN, OLD_SCAN, OLD_MGET, LEVELS, UNKNOWN, SAME_VERSION, RESP_SCAN)

@@ -96,23 +96,23 @@ def test_the_page_tells_operations_errors_events_and_the_knee() -> None:
         "kill -9 n2",
         "ready after 1.5 s",
         "900/s",
-        "not carried: 1,000/s",
-        "FALLEN",
-        "✓ as it must be",
+        "lowest rate not sustained: 1,000/s",
+        "WORSE",
+        "✓ all goals met",
     ):
         assert told in text
     assert "<p>Note: a process of it used 97% of a processor</p>" in text
 
 
 def test_a_knee_that_was_not_found_is_no_highest_rate() -> None:
-    text = page(made(missing="the knee was not found: no rate was carried"))
-    assert "the knee was not found: no rate was carried" in text
-    assert "Highest rate carried" not in text
+    text = page(made(missing="the knee was not found: no rate was sustained"))
+    assert "the knee was not found: no rate was sustained" in text
+    assert "Highest sustained rate" not in text
 
 
 def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:
     text = page(made(wrong="b'k' holds <script>alert(1)</script>"))
-    assert "✗ 1 reads gave wrong values" in text
+    assert "✗ 1 reads returned wrong values" in text
     assert "✓" not in text
     assert "&lt;script&gt;" in text
     assert "<script>" not in text
