@@ -15,7 +15,7 @@ from kvstore.cli.endpoints import Server, config_of, run
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
-    from kvstore.loadtest.loads import Load, Outcome
+    from kvstore.loadtest.loads import LoadResult, LoadSpec
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +52,7 @@ def run_load(
     from kvstore.loadtest import loads
     from kvstore.loadtest.resp import RespCallers
 
-    load = loads.Load(
+    load = loads.LoadSpec(
         seconds=seconds,
         warmup_s=warmup,
         in_flight=in_flight,
@@ -66,7 +66,7 @@ def run_load(
     )
     config = None if resp else config_of(data_dir, zookeeper, server, timeout)
 
-    async def main() -> loads.Outcome:
+    async def main() -> loads.LoadResult:
         if config is not None:
             async with AsyncClient(config) as client:
                 return await loads.run_load(client, load)
@@ -82,7 +82,7 @@ def run_load(
     _judge(found, load)
 
 
-def _judge(found: Outcome, load: Load) -> None:
+def _judge(found: LoadResult, load: LoadSpec) -> None:
     """Say why a load is none to go by. Raises Exit."""
     if found.is_interrupted:
         print(f"kvstore: interrupted after {found.took_s:.1f} s of {load.seconds:g}", file=sys.stderr)

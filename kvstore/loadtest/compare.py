@@ -59,16 +59,16 @@ def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bo
         unlike = differences(stored, document)
         comparison = Comparison([], []) if unlike else compare(stored, document, tolerance)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         what = f"cannot store {results} in" if save else f"cannot compare {results} with"
-        print(f"{what} {baseline}: {told}", file=sys.stderr)
+        print(f"{what} {baseline}: {reason}", file=sys.stderr)
         return 2
     if unlike:
         print(f"not compared with {baseline}: {'; '.join(unlike)}", file=sys.stderr)
     else:
         print(as_table([line.row() for line in comparison.lines]))
-    for told in (*comparison.notes, *(f"the run failed: {reason}" for reason in reasons), *comparison.falls):
-        print(told, file=sys.stderr)
+    for line in (*comparison.notes, *(f"the run failed: {reason}" for reason in reasons), *comparison.falls):
+        print(line, file=sys.stderr)
     if reasons or comparison.falls:
         return 1
     return 2 if unlike else 0

@@ -32,7 +32,7 @@ STOP_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class LoadSpec:
     """The parameters of a load."""
 
     seconds: float = 10.0
@@ -70,10 +70,10 @@ def parse_mix(text: str) -> tuple[tuple[str, int], ...]:
 
 
 @dataclass
-class Outcome:
+class LoadResult:
     """The result of a load."""
 
-    load: Load
+    load: LoadSpec
     took_s: float = 0.0
     is_interrupted: bool = False
     """True if the load was interrupted. Operations until then are counted."""
@@ -125,7 +125,7 @@ Call = Callable[[bytes], Awaitable[object]]
 """One operation on a key."""
 
 
-def calls_of(client: AsyncClient, load: Load) -> dict[str, Call]:
+def calls_of(client: AsyncClient, load: LoadSpec) -> dict[str, Call]:
     """Return each operation of a mix as a call on a key."""
     value = value_of(load)
 
@@ -144,12 +144,12 @@ def calls_of(client: AsyncClient, load: Load) -> dict[str, Call]:
     return {"get": get, "put": put, "increment": increment, "delete": delete}
 
 
-async def run_load(client: AsyncClient, load: Load) -> Outcome:
+async def run_load(client: AsyncClient, load: LoadSpec) -> LoadResult:
     """Run a load with a client to its end, or until the task is cancelled."""
     return await Generator(load, calls_of(client, load)).run()
 
 
-def value_of(load: Load) -> bytes:
+def value_of(load: LoadSpec) -> bytes:
     """Return the value that every write of the load stores."""
     return Random(load.seed).randbytes(load.value_bytes)
 
@@ -167,14 +167,14 @@ async def closed_loop(numbers: Iterator[int], in_flight: int, one: Callable[[int
 class Generator:
     """Generates a load from calls: chooses operations and keys, keeps the rate, and records latencies and errors."""
 
-    def __init__(self, load: Load, calls: dict[str, Call]) -> None:
+    def __init__(self, load: LoadSpec, calls: dict[str, Call]) -> None:
         self._load, self._calls = load, calls
-        self.outcome = Outcome(load)
+        self.outcome = LoadResult(load)
         """The outcome that records operations from now on. Replace it to start a new measurement."""
         self._pick = _picker(load)
         self._begin = self._counted_from = self._end = 0.0
 
-    async def run(self) -> Outcome:
+    async def run(self) -> LoadResult:
         """Run the load to its end, or until the task is cancelled; `is_interrupted` tells which."""
         load = self._load
         self._begin = time.perf_counter()
@@ -226,7 +226,7 @@ class Generator:
             outcome.record(name, now - due, now - began)
 
 
-def _picker(load: Load) -> Callable[[], tuple[str, bytes]]:
+def _picker(load: LoadSpec) -> Callable[[], tuple[str, bytes]]:
     """Return a function that draws an operation and a key. The seed makes the sequence repeatable."""
     random = Random(load.seed)
     names = [name for name, _ in load.mix]

@@ -31,7 +31,6 @@ from locust.runners import STATE_INIT, MasterRunner, WorkerRunner
 from kvstore.client import Client
 from kvstore.errors import StoreError
 from kvstore.loadtest.generator.conductor import Conductor
-from kvstore.loadtest.generator.courier import Courier
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.grpc_user import GrpcUser
 from kvstore.loadtest.generator.interrupts import interrupt_main_greenlet
@@ -39,7 +38,8 @@ from kvstore.loadtest.generator.last_reports import LastReports
 from kvstore.loadtest.generator.options import Options, add_options, options_of
 from kvstore.loadtest.generator.own_user import OwnUser, own_users
 from kvstore.loadtest.generator.resp_user import RespUser
-from kvstore.loadtest.generator.users import Session, record
+from kvstore.loadtest.generator.sidecar_client import SidecarClient
+from kvstore.loadtest.generator.users import RunContext, record
 from kvstore.loadtest.generator.values import WrongValue, new_run, writer_of
 from kvstore.loadtest.generator.workloads import INSERTED_MAX, Draws, Keyspace
 from kvstore.loadtest.report.goals import unknown
@@ -102,21 +102,21 @@ def on_init(environment: Environment, **_: Any) -> None:
     environment.stop_timeout = max(environment.stop_timeout or 0.0, STOP_S)
     environment.kvstore_recorder = recorder = Recorder()
     environment.events.request.add_listener(partial(record, recorder))
-    environment.kvstore_courier = _courier_or_none(environment)
+    environment.kvstore_sidecar = _sidecar_or_none(environment)
     if isinstance(environment.runner, WorkerRunner):
         _report_to_master(environment)
         return
     environment.kvstore_conductor, environment.kvstore_codes = None, []
     try:
         options = _checked(environment)
-        if environment.kvstore_courier is not None:
-            environment.kvstore_courier.wait_started()
+        if environment.kvstore_sidecar is not None:
+            environment.kvstore_sidecar.wait_started()
         if environment.web_ui is None:  # else each of its runs is prepared when it starts
             environment.kvstore_conductor = _prepared(environment, options)
     except (ValueError, OSError, StoreError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
-        if environment.kvstore_courier is not None:
-            environment.kvstore_courier.close()
+        if environment.kvstore_sidecar is not None:
+            environment.kvstore_sidecar.close()
         sys.exit(2)
     if isinstance(environment.runner, MasterRunner):
         _listen_to_workers(environment)
@@ -140,23 +140,23 @@ def on_test_start(environment: Environment, **_: Any) -> None:
 
 @events.test_stop.add_listener
 def on_test_stop(environment: Environment, **_: Any) -> None:
-    session: Session | None = getattr(environment, "kvstore_session", None)
+    session: RunContext | None = getattr(environment, "kvstore_session", None)
     if session is not None:
         environment.kvstore_recorder.beside = None
-        for each in (session.client, session.courier):
+        for each in (session.client, session.sidecar):
             if each is not None:
                 each.close()
         environment.kvstore_session = None
     if not environment.parsed_options.headless:  # a worker has its master's options
-        environment.kvstore_courier = environment.kvstore_courier or _courier_or_none(environment)  # for the next run
+        environment.kvstore_sidecar = environment.kvstore_sidecar or _sidecar_or_none(environment)  # for the next run
     if environment.web_ui is not None and not isinstance(environment.runner, WorkerRunner):
         _finish(environment)
 
 
 @events.quitting.add_listener
 def on_quitting(environment: Environment, **_: Any) -> None:
-    if environment.kvstore_courier is not None:
-        environment.kvstore_courier.close()
+    if environment.kvstore_sidecar is not None:
+        environment.kvstore_sidecar.close()
     if isinstance(environment.runner, WorkerRunner):
         environment.process_exit_code = 0
         return
@@ -171,7 +171,7 @@ def _checked(environment: Environment) -> Options:
     options = options_of(environment.parsed_options)
     for workload in options.workloads:
         Draws(workload, 1)  # fails now if the workload is invalid
-    _check_doors(environment, options)
+    _check_endpoints(environment, options)
     return options
 
 
@@ -210,12 +210,12 @@ def _finish(environment: Environment) -> None:
     environment.kvstore_conductor = None
     if conductor is None:
         return
-    conductor.faults += map(_told, environment.runner.exceptions.values() if environment.runner else ())
-    doors = ",".join(sorted(each.__name__ for each in environment.user_classes))
-    environment.kvstore_codes.append(conductor.finish(doors=doors))
+    conductor.faults += map(_failure_of, environment.runner.exceptions.values() if environment.runner else ())
+    endpoints = ",".join(sorted(each.__name__ for each in environment.user_classes))
+    environment.kvstore_codes.append(conductor.finish(endpoints=endpoints))
 
 
-def _check_doors(environment: Environment, options: Options) -> None:
+def _check_endpoints(environment: Environment, options: Options) -> None:
     """Raise ValueError if a user's endpoint is not named, a custom user is invalid, or a goal names no operation."""
     own = own_users(environment.user_classes)
     for each in own:
@@ -231,16 +231,16 @@ def _check_doors(environment: Environment, options: Options) -> None:
         raise ValueError("GrpcUser needs --store in addition to --resp; name RespUser to use only the Redis endpoint")
 
 
-def _told(broken: Mapping[str, Any]) -> str:
+def _failure_of(broken: Mapping[str, Any]) -> str:
     """Describe an exception that broke users here or in a worker, in the form in which Locust counts it."""
     where = broken["traceback"].strip().splitlines()[-2:]
     return f"users failed {broken['count']} times: {broken['msg']} ({' '.join(map(str.strip, where))})"
 
 
-def _courier_or_none(environment: Environment) -> Courier | None:
+def _sidecar_or_none(environment: Environment) -> SidecarClient | None:
     """Return a new sidecar for the next run, or None if no user of this process needs one."""
     is_master = isinstance(environment.runner, MasterRunner)
-    return Courier() if GrpcUser in environment.user_classes and not is_master else None
+    return SidecarClient() if GrpcUser in environment.user_classes and not is_master else None
 
 
 def _open_session(environment: Environment) -> None:
@@ -248,21 +248,21 @@ def _open_session(environment: Environment) -> None:
     recorder: Recorder = environment.kvstore_recorder
     recorder.begin(0.0)
     environment.kvstore_session = session = _session(environment)
-    if (courier := session.courier) is not None:
-        recorder.beside = lambda: (courier.processor_s, courier.queued_s)
+    if (sidecar := session.sidecar) is not None:
+        recorder.beside = lambda: (sidecar.processor_s, sidecar.queued_s)
 
 
-def _session(environment: Environment) -> Session:
+def _session(environment: Environment) -> RunContext:
     options = options_of(environment.parsed_options)
     worker = max(0, getattr(environment.runner, "worker_index", 0))
     writer = writer_of(environment.parsed_options.kvstore_run, worker)
-    courier: Courier | None = None
+    sidecar: SidecarClient | None = None
     if GrpcUser in environment.user_classes and not options.is_redis_only:
-        courier, environment.kvstore_courier = environment.kvstore_courier or Courier(), None
-        courier.open(options.cluster)
-    return Session(
+        sidecar, environment.kvstore_sidecar = environment.kvstore_sidecar or SidecarClient(), None
+        sidecar.open(options.cluster)
+    return RunContext(
         client=Client(options.client_config()).open() if own_users(environment.user_classes) else None,
-        courier=courier,
+        sidecar=sidecar,
         resp=options.resp_nodes(),
         level=options.read_level,
         draws=[Draws(each, options.keys) for each in options.workloads],

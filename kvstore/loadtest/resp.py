@@ -26,7 +26,7 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
-from kvstore.loadtest.loads import Call, Load, value_of
+from kvstore.loadtest.loads import Call, LoadSpec, value_of
 from kvstore.rpc.login import login_of_environment
 
 _ERRORS: dict[str, type[StoreError]] = {
@@ -54,7 +54,7 @@ def pack(*words: bytes) -> bytes:
     return bytes(hiredis.pack_command(words))  # type: ignore[arg-type]  # the stub allows only one word
 
 
-class RespConnection(asyncio.Protocol):
+class AsyncRespConnection(asyncio.Protocol):
     """One connection to a Redis endpoint. Commands of one event-loop turn are sent together. Replies arrive in the
     order of the commands."""
 
@@ -137,13 +137,13 @@ async def connect(
     timeout_s: float,
     error_of: Callable[[str], Exception] = ReplyError,
     tls: ssl.SSLContext | None = None,
-) -> RespConnection:
+) -> AsyncRespConnection:
     """Connect to `host:port`. Raises OSError, TimeoutError."""
     host, port = split_address(address)
     async with asyncio.timeout(timeout_s):
         place, *_ = await NAMES.find_soon(host)
         _, made = await asyncio.get_running_loop().create_connection(
-            partial(RespConnection, error_of), place, port, ssl=tls, server_hostname=host if tls else None
+            partial(AsyncRespConnection, error_of), place, port, ssl=tls, server_hostname=host if tls else None
         )
     return made
 
@@ -151,7 +151,7 @@ async def connect(
 class RespCallers:
     """A pool of connections, one per concurrent call. Lost connections are replaced."""
 
-    def __init__(self, address: str, load: Load, timeout_s: float) -> None:
+    def __init__(self, address: str, load: LoadSpec, timeout_s: float) -> None:
         """Raises InvalidRequest."""
         host, _, port = address.rpartition(":")
         if "@" in address:
@@ -162,7 +162,7 @@ class RespCallers:
             raise InvalidRequest(f"--resp: expected host:port, got {address!r}")
         self._address, self._timeout_s = address, timeout_s
         self._value = value_of(load)
-        self._free: list[RespConnection] = []
+        self._free: list[AsyncRespConnection] = []
 
     async def open(self, connections: int) -> None:
         """Open the connections. Raises Unavailable, NotAuthenticated."""
@@ -198,14 +198,14 @@ class RespCallers:
         finally:
             self._free.append(connection)  # also after an error; `_take` drops lost connections
 
-    async def _take(self) -> RespConnection:
+    async def _take(self) -> AsyncRespConnection:
         while self._free:
             connection = self._free.pop()
             if not connection.is_lost:
                 return connection
         return await self._connect()
 
-    async def _connect(self) -> RespConnection:
+    async def _connect(self) -> AsyncRespConnection:
         try:
             made = await connect(self._address, timeout_s=self._timeout_s, error_of=_error_of)
             if (login := login_of_environment()) is not None:

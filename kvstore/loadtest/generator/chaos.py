@@ -19,7 +19,7 @@ from gevent.event import Event as Flag
 
 from kvstore.errors import StoreError
 from kvstore.extras import install_hint
-from kvstore.loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault, plan
+from kvstore.loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, ChaosFault, plan
 from kvstore.loadtest.generator.options import Options
 from kvstore.loadtest.report.figures import Event
 
@@ -59,7 +59,7 @@ class Chaos:
     was not tried is skipped. If no node was killed at all, skipped faults count as failed, because the run has measured
     a cluster without faults."""
 
-    def __init__(self, cluster: LocalCluster, data_dir: Path, scratch: Path, faults: Sequence[Fault]) -> None:
+    def __init__(self, cluster: LocalCluster, data_dir: Path, scratch: Path, faults: Sequence[ChaosFault]) -> None:
         self.events: list[Event] = []
         self._cluster = cluster
         self._data_dir, self._scratch, self._faults = data_dir, scratch, faults
@@ -80,7 +80,7 @@ class Chaos:
         self._running.append(gevent.spawn(self._perform, began))
 
     def _perform(self, began: float) -> None:
-        doing: dict[str, Callable[[Fault], None]] = {
+        doing: dict[str, Callable[[ChaosFault], None]] = {
             KILL: self._kill,
             START: self._start,
             ADD_PARTITION: self._add_partition,
@@ -97,7 +97,9 @@ class Chaos:
         self._is_over.set()
         gevent.joinall(self._running[:1])  # otherwise it might kill a node that is started below
         for node in sorted(self._killed):
-            self._start(Fault(0.0, START, node))  # a failure keeps neither another node down nor the report unwritten
+            self._start(
+                ChaosFault(0.0, START, node)
+            )  # a failure keeps neither another node down nor the report unwritten
         gevent.joinall(self._running, timeout=COMMAND_S)
         for each in self._running:
             if not each.successful():
@@ -109,7 +111,7 @@ class Chaos:
         for snapshot in self._snapshots:  # not during the run, which this would disturb
             shutil.rmtree(snapshot, ignore_errors=True)
 
-    def _kill(self, fault: Fault) -> None:
+    def _kill(self, fault: ChaosFault) -> None:
         event = self._note(f"kill -9 {fault.node}")
         nodes = {node["id"]: node for node in self._cluster.status()["nodes"]}
         away = [name for name, node in sorted(nodes.items()) if not node["ready"]]
@@ -122,7 +124,7 @@ class Chaos:
         self._killed.add(fault.node)
         self._kills += 1
 
-    def _start(self, fault: Fault) -> None:
+    def _start(self, fault: ChaosFault) -> None:
         if fault.node not in self._killed:
             return
         event = self._note(f"start {fault.node}")
@@ -150,7 +152,7 @@ class Chaos:
         with suppress(ChildProcessError, TypeError):
             os.waitpid(self._cluster.load().node(name).pid or 0, os.WNOHANG)
 
-    def _add_partition(self, fault: Fault) -> None:
+    def _add_partition(self, fault: ChaosFault) -> None:
         """Add a partition, unless the existing partitions are unknown: nobody could tell later which one to remove."""
         found = self._partitions_or_none()
         if found is None:
@@ -190,7 +192,7 @@ class Chaos:
             event = self._note(f"remove partition {partition}")
             self._watch_command(event, ("ring", "remove", partition, "--wait"))
 
-    def _snapshot(self, fault: Fault) -> None:
+    def _snapshot(self, fault: ChaosFault) -> None:
         target = self._scratch / f"snapshot-{int(time.time())}"
         self._snapshots.append(target)
         self._command(fault.what, "snapshot", "create", "--to", str(target))

@@ -16,7 +16,7 @@ PERIOD_S = 45.0
 """Seconds between kills. A restarted node takes a while to get its leaderships back."""
 
 
-class Fault(NamedTuple):
+class ChaosFault(NamedTuple):
     """A fault that happens at `at_s` seconds after the start, to `node` if it needs one."""
 
     at_s: float
@@ -24,7 +24,7 @@ class Fault(NamedTuple):
     node: str = ""
 
 
-def plan(nodes: Sequence[str], seconds: float, warmup_s: float, seed: int) -> list[Fault]:
+def plan(nodes: Sequence[str], seconds: float, warmup_s: float, seed: int) -> list[ChaosFault]:
     """Plan kills of one node after the other, each restarted before the next. If there is time, add a partition in the
     middle and take a snapshot after another kill. Raises ValueError if the run is too short for one kill."""
     first, last = warmup_s + FIRST_S, seconds - CALM_S - DOWN_S
@@ -33,16 +33,16 @@ def plan(nodes: Sequence[str], seconds: float, warmup_s: float, seed: int) -> li
         raise ValueError(f"chaos: expected at least {least:g} s and one node, got {seconds:g} s and {len(nodes)} nodes")
     order = sorted(nodes)
     Random(seed).shuffle(order)
-    faults: list[Fault] = []
+    faults: list[ChaosFault] = []
     at, number = first, 0
     while at <= last:
         node = order[number % len(order)]
-        faults += [Fault(at, KILL, node), Fault(at + DOWN_S, START, node)]
+        faults += [ChaosFault(at, KILL, node), ChaosFault(at + DOWN_S, START, node)]
         at, number = at + PERIOD_S, number + 1
     partition_at = _between(0.4 * seconds, first)
     snapshot_at = max(_between(0.65 * seconds, first), partition_at + PERIOD_S)
     if snapshot_at <= seconds - CALM_S:
-        faults += [Fault(partition_at, ADD_PARTITION), Fault(snapshot_at, SNAPSHOT)]
+        faults += [ChaosFault(partition_at, ADD_PARTITION), ChaosFault(snapshot_at, SNAPSHOT)]
     return sorted(faults)
 
 

@@ -19,10 +19,10 @@ from kvstore.client import Client
 from kvstore.loadtest import pulse
 from kvstore.loadtest.generator import resp_wire
 from kvstore.loadtest.generator.chaos import chaos_of
-from kvstore.loadtest.generator.doors import first_values
+from kvstore.loadtest.generator.endpoints import first_values
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.options import Options, read_json
-from kvstore.loadtest.generator.shapes import Knee, Seen, Shape, shape_of
+from kvstore.loadtest.generator.shapes import KneeShape, RecentResults, Shape, shape_of
 from kvstore.loadtest.generator.workloads import Draws, Keyspace
 from kvstore.loadtest.report.baseline import Comparison, Tolerance, compare, differences
 from kvstore.loadtest.report.figures import PERCENTILES, Run, add_figures, document
@@ -97,7 +97,7 @@ class Conductor:
 
     def target(self, now: float, running: int) -> tuple[int, float] | None:
         """Return the wanted number of users and how many to start per second; None if the run is over."""
-        self.recorder.look(now, time.process_time())
+        self.recorder.sample(now, time.process_time())
         if self.began is not None:
             self.users[int(now)] = running
         at_s = 0.0 if self.began is None else now - self.began
@@ -116,7 +116,7 @@ class Conductor:
         """Record the number of workers. A worker may be missing for some seconds and return."""
         self._workers, self._workers_most = count, max(count, self._workers_most)
 
-    def finish(self, *, doors: str) -> int:
+    def finish(self, *, endpoints: str) -> int:
         """Write the report and print a summary. Return the exit code."""
         if self._chaos is not None:
             self._chaos.finish()
@@ -124,7 +124,7 @@ class Conductor:
             print("loadtest: the run never started", file=sys.stderr)
             return 2
         self._judge_frame(self.began)
-        made = document(self.recorder, self._run(self.began, doors))
+        made = document(self.recorder, self._run(self.began, endpoints))
         comparison = self._beside(made)
         verdict = made["verdict"]  # `is_met` stays: this run may become the first baseline
         add_figures(verdict, comparison.falls)
@@ -132,8 +132,8 @@ class Conductor:
         self.options.figures.write_text(json.dumps(made, indent=1), encoding="utf-8")
         self.options.report.write_text(page(made, comparison.lines), encoding="utf-8")
         print(summary(made), file=sys.stderr)
-        for told in (*verdict["notes"], *(f"SPOILED: {each}" for each in verdict["spoiled"]), *verdict["reasons"]):
-            print(f"loadtest: {told}", file=sys.stderr)
+        for line in (*verdict["notes"], *(f"SPOILED: {each}" for each in verdict["spoiled"]), *verdict["reasons"]):
+            print(f"loadtest: {line}", file=sys.stderr)
         print(f"loadtest: report in {self.options.report}", file=sys.stderr, flush=True)
         return 1 if verdict["reasons"] else EXIT if verdict["spoiled"] else 0
 
@@ -144,10 +144,10 @@ class Conductor:
             self.faults.append(f"the run ended after {ran_s:.0f} of {self.options.seconds:g} s")
         if self._workers < self._workers_most:  # their measurements since their last reports are lost
             self.faults.append(f"{self._workers_most - self._workers} of {self._workers_most} workers were lost")
-        if isinstance(self._shape, Knee) and self._shape.missing:
+        if isinstance(self._shape, KneeShape) and self._shape.missing:
             self.faults.append(self._shape.missing)
 
-    def _seen(self, now: float, seconds: float) -> Seen | None:
+    def _seen(self, now: float, seconds: float) -> RecentResults | None:
         last = int(now) - LAG_S
         first = last - ceil(seconds)
         if self._settled_at is None or first < ceil(self._settled_at) + SETTLE_S:
@@ -155,20 +155,22 @@ class Conductor:
         cell = self.recorder.between(first, last)
         done = cell.responses.get_total_count()
         due_per_s = self._users * self.options.rate_per_user  # cells count an operation as due only once it has ended
-        return Seen(due_per_s, done / (last - first), cell.responses.get_value_at_percentile(99) / 1000, cell.errors)
+        return RecentResults(
+            due_per_s, done / (last - first), cell.responses.get_value_at_percentile(99) / 1000, cell.errors
+        )
 
-    def _run(self, began: float, doors: str) -> Run:
+    def _run(self, began: float, endpoints: str) -> Run:
         return Run(
             began=began,
             ended=self.ended or time.time(),
             counted_from=began + self.options.warmup,
-            options=self.options.document() | {"doors": doors, "workers": self._workers_most} | self._cluster,
+            options=self.options.document() | {"doors": endpoints, "workers": self._workers_most} | self._cluster,
             machine=machine()
             | dict(self._pulse)
             | {"generator_busiest": self.recorder.busiest, "generator_queued": self.recorder.queued},
             goals=self.options.goals,
             events=self._chaos.events if self._chaos is not None else (),
-            knee=_knee(self._shape) if isinstance(self._shape, Knee) else None,
+            knee=_knee(self._shape) if isinstance(self._shape, KneeShape) else None,
             users=self.users,
             faults=self.faults,
             notes=self._notes(),
@@ -177,14 +179,14 @@ class Conductor:
 
     def _notes(self) -> list[str]:
         notes = []
-        if isinstance(self._shape, Knee) and not self._shape.missing:
+        if isinstance(self._shape, KneeShape) and not self._shape.missing:
             notes.append(
                 f"the knee: {self._shape.carried_per_s:g}/s were sustained, {self._shape.failed_per_s:g}/s were not"
             )
         if self.recorder.busiest > SATURATED:
             what = (
                 "the knee may be the generator's"
-                if isinstance(self._shape, Knee)
+                if isinstance(self._shape, KneeShape)
                 else "part of the latency may be the generator's"
             )
             notes.append(
@@ -205,12 +207,12 @@ class Conductor:
                 return Comparison([], [f"not compared with {path}: {'; '.join(unlike)}"])
             return compare(stored, made, Tolerance())
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            made["verdict"]["reasons"].append(f"cannot compare with the baseline {path}: {told}")
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            made["verdict"]["reasons"].append(f"cannot compare with the baseline {path}: {reason}")
             return Comparison([], [])
 
 
-def _knee(shape: Knee) -> dict[str, Any]:
+def _knee(shape: KneeShape) -> dict[str, Any]:
     return {
         "carried_per_s": shape.carried_per_s,
         "failed_per_s": shape.failed_per_s,

@@ -46,7 +46,7 @@ class Floor(NamedTuple):
 NO_FLOOR = Floor(is_there=False, version=0, number=0)
 
 
-class Write(NamedTuple):
+class PendingWrite(NamedTuple):
     """A write in progress."""
 
     key: bytes
@@ -57,7 +57,7 @@ class Write(NamedTuple):
 
 
 @dataclass(slots=True)
-class Known:
+class KeyHistory:
     """The known history of one key."""
 
     version: int = 0
@@ -78,7 +78,7 @@ class Known:
         return number <= self.unknown_up_to or number in (self.unknown or ())
 
 
-class Once:
+class UniqueNumbers:
     """Numbers that each may be given to only one caller, by key."""
 
     def __init__(self) -> None:
@@ -100,27 +100,27 @@ class Expectations:
         self.writer = writer
         self._keys_max = keys_max
         self._number = 0
-        self._known: dict[bytes, Known] = {}
+        self._known: dict[bytes, KeyHistory] = {}
         self._open: dict[bytes, set[int]] = {}
-        self._won, self._counted = Once(), Once()
+        self._won, self._counted = UniqueNumbers(), UniqueNumbers()
         self._counts: dict[bytes, int] = {}
         self._there: SortedSet[bytes] = SortedSet()
         """Keys that this process knows to exist."""
 
     # ── writes ──
 
-    def begin(self, key: bytes) -> Write:
+    def begin(self, key: bytes) -> PendingWrite:
         """Begin a write. End it with `acknowledged`, `refused` or `unknown`."""
         self._number += 1
         others = self._open.setdefault(key, set())
-        write = Write(key, self._number, min(others, default=self._number), self.floor(key))
+        write = PendingWrite(key, self._number, min(others, default=self._number), self.floor(key))
         others.add(self._number)
         return write
 
-    def stamp(self, write: Write) -> Stamp:
+    def stamp(self, write: PendingWrite) -> Stamp:
         return Stamp(self.writer, write.number)
 
-    def acknowledged(self, write: Write, version: int | None = None) -> None:
+    def acknowledged(self, write: PendingWrite, version: int | None = None) -> None:
         """Record that a write is done; `version` is None if the endpoint does not return it. Raises WrongValue."""
         self._end(write)
         known = self._of(write.key)
@@ -129,11 +129,11 @@ class Expectations:
         if version is not None:
             self.rose(write.key, version, write.floor)
 
-    def refused(self, write: Write) -> None:
+    def refused(self, write: PendingWrite) -> None:
         """Record that a write was definitely not done."""
         self._end(write)
 
-    def unknown(self, write: Write) -> None:
+    def unknown(self, write: PendingWrite) -> None:
         """Record that a write may be done, now or later."""
         self._end(write)
         self._of(write.key).note_unknown(write.number)
@@ -144,7 +144,7 @@ class Expectations:
             raise WrongValue(f"{key!r} was written as version {version} after version {floor.version} had been seen")
         self.saw(key, version)
 
-    def _end(self, write: Write) -> None:
+    def _end(self, write: PendingWrite) -> None:
         others = self._open[write.key]
         others.discard(write.number)
         if not others:
@@ -160,7 +160,7 @@ class Expectations:
         """Return what a read may return. Call this before the read begins."""
         if level == Level.STALE:
             return NO_FLOOR
-        known = self._known.get(key) or Known()
+        known = self._known.get(key) or KeyHistory()
         if level == Level.SESSION:
             return Floor(known.version > 0, known.version, 0)
         return Floor(True, known.version, known.number)
@@ -232,11 +232,11 @@ class Expectations:
 
     # ── memory ──
 
-    def _of(self, key: bytes) -> Known:
+    def _of(self, key: bytes) -> KeyHistory:
         """Return the history of a key, to be updated. It is not kept if too many keys are remembered."""
         known = self._known.get(key)
         if known is None:
-            known = Known()
+            known = KeyHistory()
             if len(self._known) < self._keys_max:
                 self._known[key] = known
         return known

@@ -230,8 +230,8 @@ def add_options(parser: ArgumentParser) -> None:
         value = str(value) if isinstance(value, Path) else value  # workers receive options as text and numbers
         if "action" not in more:  # takes no type; Python 3.14 refuses one
             more.setdefault("type", type(value))
-        told = f"{help_text} Default: {'none' if value == '' else value}"
-        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=told, **more)
+        help_line = f"{help_text} Default: {'none' if value == '' else value}"
+        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=help_line, **more)
 
     option(
         "workload",

@@ -24,12 +24,12 @@ from random import Random
 from typing import Any, ClassVar
 
 from kvstore.client import Client
-from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.endpoints import Stopwatch
 from kvstore.loadtest.generator.pacing import POISSON, Arrivals
-from kvstore.loadtest.generator.users import PacedUser, Session
+from kvstore.loadtest.generator.users import PacedUser, RunContext
 
 
-class OwnWay:
+class OwnEndpoint:
     """The endpoint of a custom user, under the name of the user's class."""
 
     def __init__(self, name: str) -> None:
@@ -39,11 +39,11 @@ class OwnWay:
         """Do nothing: the client belongs to the process."""
 
 
-class OwnDeeds:
+class OwnOperations:
     """Draws methods by their weights, and calls them."""
 
     def __init__(self, user: OwnUser, random: Random) -> None:
-        self.door = OwnWay(type(user).__name__)
+        self.endpoint = OwnEndpoint(type(user).__name__)
         self.arrivals = user.arrivals
         self._random = random
         self._methods = {name: getattr(user, name) for name in user.operations}
@@ -54,9 +54,9 @@ class OwnDeeds:
 
     def perform(self, operation: str) -> int:
         """Call the method. Its service time includes its own computations."""
-        self.door.watch.sends()
+        self.endpoint.watch.mark_sent()
         given = self._methods[operation]()
-        self.door.watch.hears()
+        self.endpoint.watch.mark_received()
         return len(given) if isinstance(given, bytes) else int(given or 0)
 
 
@@ -94,11 +94,11 @@ class OwnUser(PacedUser):
             return f"{cls.__name__}.operations: expected methods with weights of at least 1, got {dict(cls.operations)}"
         return None
 
-    def deeds_of(self, session: Session, number: int, random: Random) -> OwnDeeds:
+    def operations_of(self, session: RunContext, number: int, random: Random) -> OwnOperations:
         assert session.client is not None, "the start of the run checks this"
         self.client, self.prefix = session.client, session.keyspace.prefix
         self.random, self.number = random, number
-        return OwnDeeds(self, random)
+        return OwnOperations(self, random)
 
 
 def own_users(classes: Any) -> list[type[OwnUser]]:

@@ -14,10 +14,10 @@ from typing import Any
 import gevent
 
 from kvstore.errors import Refused, Unavailable
-from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.endpoints import Stopwatch
 from kvstore.loadtest.generator.expectations import Expectations
-from kvstore.loadtest.generator.resp_wire import CONNECT_S, RespConnection, Unreachable
-from kvstore.loadtest.generator.users import PacedUser, Session
+from kvstore.loadtest.generator.resp_wire import CONNECT_S, BlockingRespConnection, Unreachable
+from kvstore.loadtest.generator.users import PacedUser, RunContext
 from kvstore.loadtest.generator.values import encode
 from kvstore.loadtest.generator.workloads import Keyspace
 from kvstore.loadtest.resp import Lost, ReplyError
@@ -30,7 +30,7 @@ AWAITED_MAX = 1_000
 REFUSALS = ("TRYAGAIN", "CLUSTERDOWN")
 
 
-class RespDoor:
+class RespEndpoint:
     """Sends commands over one connection to one node, or to the next node if that one is unreachable."""
 
     name = "resp"
@@ -38,7 +38,7 @@ class RespDoor:
     def __init__(self, nodes: Sequence[str], first: int, expectations: Expectations, keyspace: Keyspace) -> None:
         self._nodes, self._next = nodes, first
         self._expectations, self._keyspace = expectations, keyspace
-        self._connection: RespConnection | None = None
+        self._connection: BlockingRespConnection | None = None
         self.watch = Stopwatch()
         self._cursor = b"0"
         self._awaited: set[bytes] = set()
@@ -129,16 +129,16 @@ class RespDoor:
                 raise Unavailable(str(failure)) from failure
             gevent.sleep(REST_S)
 
-    def _connected(self) -> RespConnection:
+    def _connected(self) -> BlockingRespConnection:
         """Return the open connection, or connect. Raises Unreachable."""
         if self._connection is None:
             address = self._nodes[self._next % len(self._nodes)]
-            self._connection = RespConnection(address, self.watch, connect_s=CONNECT_S, patience_s=PATIENCE_S)
+            self._connection = BlockingRespConnection(address, self.watch, connect_s=CONNECT_S, patience_s=PATIENCE_S)
         return self._connection
 
 
 class RespUser(PacedUser):
     """A user with a schedule, through the Redis endpoint."""
 
-    def open_door(self, session: Session, number: int) -> RespDoor:
-        return RespDoor(session.resp, number // len(session.draws), session.expectations, session.keyspace)
+    def open_endpoint(self, session: RunContext, number: int) -> RespEndpoint:
+        return RespEndpoint(session.resp, number // len(session.draws), session.expectations, session.keyspace)

@@ -15,7 +15,7 @@ import hiredis
 
 from kvstore.env.transport import split_address
 from kvstore.errors import Unavailable
-from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.endpoints import Stopwatch
 from kvstore.loadtest.resp import Lost, ReplyError, pack
 from kvstore.rpc.login import Login, login_of_environment
 
@@ -29,7 +29,7 @@ class Unreachable(Exception):
     """Nothing was sent, because the connection was refused."""
 
 
-class RespConnection:
+class BlockingRespConnection:
     """One blocking connection. Raises Unreachable if host:port refuses the connection or the login."""
 
     def __init__(self, address: str, watch: Stopwatch, *, connect_s: float, patience_s: float) -> None:
@@ -75,14 +75,14 @@ class RespConnection:
         packed = b"".join(pack(*words) for words in commands)
         watch, answers = self._watch, []
         try:
-            watch.sends()
+            watch.mark_sent()
             sent = self._socket.send(packed)  # nearly always complete, and faster than sendall
             if sent < len(packed):
                 self._socket.sendall(packed[sent:])
             for _ in commands:
                 while (answer := self._reader.gets()) is False:
                     data = self._socket.recv(READ_BYTES)
-                    watch.hears()
+                    watch.mark_received()
                     if not data:
                         raise Lost(f"{self._address} closed the connection")
                     self._reader.feed(data)
@@ -100,7 +100,7 @@ class RespConnection:
 def load_records(address: str, parts: Iterable[Mapping[bytes, bytes]]) -> None:
     """Write records through the Redis endpoint of one node, part by part. Raises Unavailable."""
     try:
-        connection = RespConnection(address, Stopwatch(), connect_s=CONNECT_S, patience_s=LOAD_S)
+        connection = BlockingRespConnection(address, Stopwatch(), connect_s=CONNECT_S, patience_s=LOAD_S)
     except Unreachable as error:
         raise Unavailable(str(error)) from error
     try:

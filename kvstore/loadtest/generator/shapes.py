@@ -17,7 +17,7 @@ RAMP_SHARE = 0.1
 """Share of a soak during which the rate rises."""
 
 
-class Seen(NamedTuple):
+class RecentResults(NamedTuple):
     """The results of the latest seconds."""
 
     due_per_s: float
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     errors: int
 
 
-Look = Callable[[float], Seen | None]
+RecentResultsOf = Callable[[float], RecentResults | None]
 """Returns the results of the latest so many seconds, or None if users have not run that long at the current rate. Costs
 time in proportion to the operations of these seconds."""
 
@@ -36,62 +36,62 @@ time in proportion to the operations of these seconds."""
 class Shape(Protocol):
     """A curve of the rate over time."""
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         """Return the wanted operations per second `at_s` after the start, or None at the end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
+class SteadyShape:
     """One rate all the time. Also used for chaos, where the cluster changes."""
 
     per_s: float
     seconds: float
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         return self.per_s if at_s < self.seconds else None
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepShape:
     """A rise to the rate in equal steps of equal length."""
 
     per_s: float
     seconds: float
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         if at_s >= self.seconds:
             return None
         return self.per_s * (1 + int(at_s / self.seconds * STEPS)) / STEPS
 
 
 @dataclass(frozen=True, slots=True)
-class Spike:
+class SpikeShape:
     """The rate, but several times as much in the middle fifth."""
 
     per_s: float
     seconds: float
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         if at_s >= self.seconds:
             return None
         return self.per_s * (SPIKE_FACTOR if 0.4 <= at_s / self.seconds < 0.6 else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Soak:
+class SoakShape:
     """A slow rise to the rate, then the rate for the rest of the run: finds leaks and accumulation."""
 
     per_s: float
     seconds: float
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         if at_s >= self.seconds:
             return None
         return self.per_s * min(1.0, max(0.1, at_s / (self.seconds * RAMP_SHARE)))
 
 
-class Trial(NamedTuple):
+class KneeTrial(NamedTuple):
     """One rate of the search, and its results."""
 
     per_s: float
@@ -104,7 +104,7 @@ class Trial(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class KneeLimits:
     """The conditions under which a rate counts as sustained."""
 
     achieved_min: float = 0.99
@@ -121,7 +121,7 @@ class Limits:
     rest_s_max: float = 60.0
 
 
-class Knee:
+class KneeShape:
     """Searches the highest rate that the store sustains. Raises the rate by a factor until one is not sustained, then
     halves the gap a few times. Ends after `seconds` in any case.
 
@@ -129,10 +129,10 @@ class Knee:
     sustained, the search pauses at half the sustained rate until no operation is late.
     """
 
-    def __init__(self, per_s: float, seconds: float, limits: Limits | None = None) -> None:
+    def __init__(self, per_s: float, seconds: float, limits: KneeLimits | None = None) -> None:
         self._seconds = seconds
-        self._limits = limits or Limits()
-        self.trials: list[Trial] = []
+        self._limits = limits or KneeLimits()
+        self.trials: list[KneeTrial] = []
         self._per_s = per_s
         """The rate of the current trial, or of the trial after the pause."""
         self._rests_since_s: float | None = None
@@ -160,12 +160,12 @@ class Knee:
             return f"the knee was not found: no rate was sustained, not even {self._failed:g}/s"
         return "the knee was not found: the run ended before any rate was judged"
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         if at_s >= self._seconds:
             return None
         if self._rests_since_s is not None:
-            return self._rest(at_s, self._rests_since_s, look)
-        seen = look(self._limits.trial_s)
+            return self._rest(at_s, self._rests_since_s, recent)
+        seen = recent(self._limits.trial_s)
         if seen is None:
             return self._per_s
         self._judge(seen)
@@ -178,8 +178,8 @@ class Knee:
         self._rests_since_s = at_s
         return self._rest_per_s
 
-    def _rest(self, at_s: float, since_s: float, look: Look) -> float | None:
-        seen = look(self._limits.calm_s)
+    def _rest(self, at_s: float, since_s: float, recent: RecentResultsOf) -> float | None:
+        seen = recent(self._limits.calm_s)
         if seen is not None and self._is_carried(seen):
             self._rests_since_s = None
             return self._per_s
@@ -189,14 +189,14 @@ class Knee:
     def _rest_per_s(self) -> float:
         return (self._carried or self._per_s) / 2
 
-    def _is_carried(self, seen: Seen) -> bool:
+    def _is_carried(self, seen: RecentResults) -> bool:
         limits = self._limits
         is_achieved = seen.done_per_s >= limits.achieved_min * seen.due_per_s
         return is_achieved and seen.p99_ms <= limits.p99_ms_max and not seen.errors
 
-    def _judge(self, seen: Seen) -> None:
+    def _judge(self, seen: RecentResults) -> None:
         is_carried = self._is_carried(seen)
-        self.trials.append(Trial(self._per_s, *seen, is_carried))
+        self.trials.append(KneeTrial(self._per_s, *seen, is_carried))
         if is_carried:
             self._carried = max(self._carried, self._per_s)
         else:
@@ -215,13 +215,13 @@ def shape_of(name: str, per_s: float, seconds: float) -> Shape:
     """Return the shape with this name. Raises ValueError."""
     match name:
         case "steady" | "chaos":
-            return Steady(per_s, seconds)
+            return SteadyShape(per_s, seconds)
         case "step":
-            return Step(per_s, seconds)
+            return StepShape(per_s, seconds)
         case "spike":
-            return Spike(per_s, seconds)
+            return SpikeShape(per_s, seconds)
         case "soak":
-            return Soak(per_s, seconds)
+            return SoakShape(per_s, seconds)
         case "knee":
-            return Knee(per_s, seconds)
+            return KneeShape(per_s, seconds)
     raise ValueError(f"expected one of {', '.join(NAMES)}, got {name!r}")

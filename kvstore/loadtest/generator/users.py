@@ -19,10 +19,10 @@ from locust import User, task
 
 from kvstore.client import Client, Level
 from kvstore.errors import StoreError
-from kvstore.loadtest.generator.courier import Courier
-from kvstore.loadtest.generator.doors import Contended, Deeds, Door, Way
+from kvstore.loadtest.generator.endpoints import Contended, Endpoint, WorkloadEndpoint, WorkloadOperations
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.pacing import Arrivals, begins
+from kvstore.loadtest.generator.sidecar_client import SidecarClient
 from kvstore.loadtest.generator.values import WrongValue
 from kvstore.loadtest.generator.workloads import Draws, Keyspace
 from kvstore.loadtest.report.recorder import Recorder
@@ -33,12 +33,12 @@ OVERDUE_MAX = 100_000
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class RunContext:
     """The state that the users of one process share during a run."""
 
     client: Client | None
     """The client of custom users; None if there are none."""
-    courier: Courier | None = None
+    sidecar: SidecarClient | None = None
     """The client of our own users; None if only Redis endpoints are used."""
     resp: Sequence[str]
     level: Level
@@ -57,11 +57,11 @@ class Session:
         return self.users[kind] - 1
 
 
-class Drawing(Protocol):
+class UserOperations(Protocol):
     """The operations of one user."""
 
     @property
-    def door(self) -> Way: ...
+    def endpoint(self) -> Endpoint: ...
     @property
     def arrivals(self) -> Arrivals: ...
     def draw(self) -> str:
@@ -97,29 +97,29 @@ class PacedUser(User):
 
     abstract = True
 
-    def open_door(self, session: Session, number: int) -> Door:
+    def open_endpoint(self, session: RunContext, number: int) -> WorkloadEndpoint:
         """Return the endpoint of a user; `number` counts the users of the class."""
         raise NotImplementedError
 
-    def deeds_of(self, session: Session, number: int, random: Random) -> Drawing:
+    def operations_of(self, session: RunContext, number: int, random: Random) -> UserOperations:
         """Return the operations of this user."""
         draws = session.draws[number % len(session.draws)]
-        return Deeds(self.open_door(session, number), draws, session.keyspace, random)
+        return WorkloadOperations(self.open_endpoint(session, number), draws, session.keyspace, random)
 
     def on_start(self) -> None:
-        session: Session = self.environment.kvstore_session
+        session: RunContext = self.environment.kvstore_session
         kind = type(self).__name__
         number = session.number(kind)
         random = Random(f"{session.seed} {kind} {number}")
         self._recorder = session.recorder
-        self._deeds = self.deeds_of(session, number, random)
+        self._operations = self.operations_of(session, number, random)
         self._free_at = 0.0
-        self._timetable = Timetable(begins(self._deeds.arrivals, session.rate_per_user, time.time(), random))
+        self._timetable = Timetable(begins(self._operations.arrivals, session.rate_per_user, time.time(), random))
         gevent.sleep(self.wait_time())
 
     def on_stop(self) -> None:
         self._recorder.abandoned(self._timetable.overdue(time.time()))
-        self._deeds.door.close()
+        self._operations.endpoint.close()
 
     def wait_time(self) -> float:
         return max(0.0, self._timetable.due - time.time())
@@ -127,25 +127,25 @@ class PacedUser(User):
     @task
     def operation(self) -> None:
         """Perform one operation, however late."""
-        door, operation = self._deeds.door, self._deeds.draw()
+        endpoint, operation = self._operations.endpoint, self._operations.draw()
         intended = self._timetable.due
         could_begin = max(intended, self._free_at)
         self._timetable.following()
-        door.watch.reset()
+        endpoint.watch.reset()
         error: Exception | None = None
         length = 0
         try:
-            length = self._deeds.perform(operation)
-            ended = door.watch.heard or time.time()
+            length = self._operations.perform(operation)
+            ended = endpoint.watch.received or time.time()
         except (StoreError, ReplyError, Contended, WrongValue, OSError) as failure:
             error, ended = failure, time.time()
         except BaseException:  # the user was killed or is faulty: the operation was due and never done
             self._recorder.abandoned([intended])
             raise
         self._free_at = ended
-        sent = door.watch.sent
+        sent = endpoint.watch.sent
         self.environment.events.request.fire(
-            request_type=door.name,
+            request_type=endpoint.name,
             name=operation,
             response_time=(ended - intended) * 1000,
             response_length=length,

@@ -47,7 +47,7 @@ class Tolerance:
             raise ValueError(f"{want}, got {self.latency:g}; 1 allows twice as long")
 
 
-class Line(NamedTuple):
+class FigureChange(NamedTuple):
     """One figure compared with the stored one."""
 
     figure: str
@@ -68,7 +68,7 @@ class Line(NamedTuple):
 class Comparison(NamedTuple):
     """The comparison of the figures of two runs."""
 
-    lines: list[Line]
+    lines: list[FigureChange]
     notes: list[str]
 
     @property
@@ -146,7 +146,7 @@ def compare(stored: Mapping[str, Any], document: Mapping[str, Any], tolerance: T
 
 def _operation(
     stored: Mapping[str, Any], now: Mapping[str, Any] | None, paces: Mapping[str, float], tolerance: Tolerance
-) -> list[Line]:
+) -> list[FigureChange]:
     """Compare one operation. An operation that is missing counts as a rate of 0."""
     name = f"{stored['door']} {stored['operation']}"
     lines = [_rate(f"{name} per_s", stored["per_s"], now["per_s"] if now else 0.0, tolerance)]
@@ -159,17 +159,17 @@ def _operation(
     return lines
 
 
-def _unjudged(line: Line) -> Line:
+def _unjudged(line: FigureChange) -> FigureChange:
     return line._replace(is_fallen=False, is_judged=False)
 
 
-def _rate(name: str, stored: float, now: float, tolerance: Tolerance) -> Line:
+def _rate(name: str, stored: float, now: float, tolerance: Tolerance) -> FigureChange:
     limit = stored * (1 - tolerance.rate)
-    return Line(name, stored, 1.0, now, round(limit, 4), now < limit)
+    return FigureChange(name, stored, 1.0, now, round(limit, 4), now < limit)
 
 
-def _latency(name: str, stored: float, pace: float, now: float, tolerance: Tolerance) -> Line:
+def _latency(name: str, stored: float, pace: float, now: float, tolerance: Tolerance) -> FigureChange:
     wanted = stored * pace
     noise_ms = tolerance.median_ms if name.endswith("p50_ms") else tolerance.tail_ms
     limit = max(wanted * (1 + tolerance.latency), wanted + noise_ms)
-    return Line(name, stored, round(pace, 2), now, round(limit, 3), now > limit)
+    return FigureChange(name, stored, round(pace, 2), now, round(limit, 3), now > limit)

@@ -12,7 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 12, 22, 26
 TICKS = 5
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """One curve. A point of None leaves a gap."""
 
     name: str
@@ -21,7 +21,7 @@ class Line(NamedTuple):
     """CSS class in the page's style sheet."""
 
 
-class Mark(NamedTuple):
+class EventMark(NamedTuple):
     """An event: a line, or a band if it lasted."""
 
     number: int
@@ -30,7 +30,9 @@ class Mark(NamedTuple):
     text: str
 
 
-def timeline(title: str, lines: Sequence[Line], marks: Sequence[Mark], *, seconds: float, is_log: bool = False) -> str:
+def timeline(
+    title: str, lines: Sequence[Curve], marks: Sequence[EventMark], *, seconds: float, is_log: bool = False
+) -> str:
     """Draw one chart. A log scale leaves out values of 0."""
     values = [value for line in lines for _, value in line.points if value is not None and (value > 0 or not is_log)]
     scale, ticks = (_log_scale if is_log else _linear_scale)(values)
@@ -90,7 +92,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:g}"
 
 
-def _mark(mark: Mark, across: Callable[[float], float]) -> str:
+def _mark(mark: EventMark, across: Callable[[float], float]) -> str:
     x, bottom = across(mark.at_s), HEIGHT - BOTTOM
     y = TOP + 17 * (mark.number % 2)  # neighbours do not overlap
     band = ""
@@ -105,7 +107,7 @@ def _mark(mark: Mark, across: Callable[[float], float]) -> str:
     )
 
 
-def _curve(line: Line, scale: Callable[[float], float], across: Callable[[float], float], *, is_log: bool) -> str:
+def _curve(line: Curve, scale: Callable[[float], float], across: Callable[[float], float], *, is_log: bool) -> str:
     path, is_drawing = [], False
     for at_s, value in line.points:
         if value is None or (is_log and value <= 0):
@@ -116,7 +118,7 @@ def _curve(line: Line, scale: Callable[[float], float], across: Callable[[float]
     return f'<path class="{line.style}" d="{"".join(path)}"><title>{escape(line.name)}</title></path>'
 
 
-def _legend(lines: Sequence[Line]) -> list[str]:
+def _legend(lines: Sequence[Curve]) -> list[str]:
     parts, x = [], WIDTH - RIGHT
     for line in reversed(lines):
         x -= 18 + 7 * len(line.name)

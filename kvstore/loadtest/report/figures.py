@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.loadtest.report.goals import Goals, slow
-from kvstore.loadtest.report.recorder import FINE, Cell, Recorder, Tally, histogram, percentiles
+from kvstore.loadtest.report.recorder import FINE, Recorder, Tally, TimelineSecond, histogram, percentiles
 from kvstore.loadtest.report.spoiled import spoils
 
 FORMAT = 1
@@ -181,7 +181,7 @@ def _sum(histograms: Any) -> Any:
 def _timeline(recorder: Recorder, run: Run) -> list[dict[str, Any]]:
     points = []
     for second in range(int(run.began), int(run.ended) + 1):
-        cell = recorder.cells.get(second) or Cell()
+        cell = recorder.cells.get(second) or TimelineSecond()
         histogram = cell.responses
         points.append(
             {
@@ -203,7 +203,7 @@ def _event(recorder: Recorder, run: Run, event: Event) -> dict[str, Any]:
     until = min([event.at + LOOK_S, run.ended, *later])
     # After the run there are no callers: nobody sees an event then, such as the removal of an added partition.
     last = max(int(until), int(event.at) + 1) if event.at < run.ended else int(event.at)
-    cells = [recorder.cells.get(second) or Cell() for second in range(int(event.at), last)]
+    cells = [recorder.cells.get(second) or TimelineSecond() for second in range(int(event.at), last)]
     disturbed = sum(cell.done < CARRIED * cell.due for cell in cells)
     return {
         "at_s": round(event.at - run.began, 1),

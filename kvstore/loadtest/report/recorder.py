@@ -1,6 +1,6 @@
 """Measurements of a run: histograms and a timeline, in deltas that workers send and a master merges.
 
-Each process calls `look` every second. It reads how long the process used a processor and how long it waited for one.
+Each process calls `sample` every second. It reads how long the process used a processor and how long it waited for one.
 
 Each operation has two latencies, in microseconds. *Response* runs from when the operation should have begun: the
 latency that a caller with its own schedule sees. *Service* runs from when the operation did begin. An operation counts
@@ -37,7 +37,7 @@ def histogram(digits: int) -> Any:
 
 
 @dataclass(slots=True)
-class Cell:
+class TimelineSecond:
     """The measurements of one second of wall clock."""
 
     due: int = 0
@@ -81,7 +81,7 @@ class Recorder:
     def __init__(self, counted_from: float = 0.0) -> None:
         self.counted_from = counted_from
         """Operations that were due earlier appear only in the timeline."""
-        self.cells: dict[int, Cell] = {}
+        self.cells: dict[int, TimelineSecond] = {}
         self._ready: deque[int] = deque()
         self.tallies: dict[tuple[str, str], Tally] = {}
         self.error_counts: Counter[tuple[str, str, str]] = Counter()
@@ -105,7 +105,7 @@ class Recorder:
 
     def done(
         self,
-        door: str,
+        endpoint: str,
         operation: str,
         *,
         intended: float,
@@ -120,18 +120,18 @@ class Recorder:
         self.cell(int(ended)).done += 1
         if intended < self.counted_from:
             return
-        tally = self.tally(door, operation)
+        tally = self.tally(endpoint, operation)
         tally.record(ended - intended, service_s)
         tally.bytes += length
         self.late.record_value(_us(late_s))
 
-    def failed(self, door: str, operation: str, error: str, *, intended: float, ended: float) -> None:
+    def failed(self, endpoint: str, operation: str, error: str, *, intended: float, ended: float) -> None:
         """Record a failure. Its time is in no histogram, because it only shows how patient the caller was."""
         self.cell(int(intended)).due += 1
         self.cell(int(ended)).errors += 1
-        self.error_counts[door, operation, error] += 1
+        self.error_counts[endpoint, operation, error] += 1
         if intended >= self.counted_from:
-            self.tally(door, operation).errors += 1
+            self.tally(endpoint, operation).errors += 1
 
     def is_wrong(self, what: str) -> None:
         """Record a read that no correct store returns."""
@@ -164,7 +164,7 @@ class Recorder:
             self._shares[who] = round((queued_s - before_s) / (at - since), 3)
             self.queued = max(self._shares.values())
 
-    def look(self, at: float, processor_s: float) -> None:
+    def sample(self, at: float, processor_s: float) -> None:
         """Sample processor use. Call this every second."""
         self.used(at, processor_s)
         queued_s = queued_or_none()
@@ -176,34 +176,34 @@ class Recorder:
             if queued_s is not None:
                 self.waited(at, queued_s, "beside")
 
-    def cell(self, second: int) -> Cell:
+    def cell(self, second: int) -> TimelineSecond:
         found = self.cells.get(second)
         if found is None:
-            found = self.cells[second] = Cell()
+            found = self.cells[second] = TimelineSecond()
             self._ready.append(second)
             if len(self._ready) > UNPACKED_MAX:
                 self.cells[self._ready.popleft()].pack()
         return found
 
-    def tally(self, door: str, operation: str) -> Tally:
-        found = self.tallies.get((door, operation))
+    def tally(self, endpoint: str, operation: str) -> Tally:
+        found = self.tallies.get((endpoint, operation))
         if found is None:
-            found = self.tallies[door, operation] = Tally()
+            found = self.tallies[endpoint, operation] = Tally()
         return found
 
     # ── between processes ──
 
     def take(self) -> dict[str, Any]:
         """Return and reset the measurements since the last call, as plain lists and bytes."""
-        self.look(time.time(), time.process_time())
+        self.sample(time.time(), time.process_time())
         delta = {
             "cells": [
                 [second, cell.due, cell.done, cell.errors, cell.responses.encode()]
                 for second, cell in sorted(self.cells.items())
             ],
             "tallies": [
-                [door, operation, tally.errors, tally.bytes, tally.responses.encode(), tally.services.encode()]
-                for (door, operation), tally in sorted(self.tallies.items())
+                [endpoint, operation, tally.errors, tally.bytes, tally.responses.encode(), tally.services.encode()]
+                for (endpoint, operation), tally in sorted(self.tallies.items())
             ],
             "errors": [[*key, count] for key, count in sorted(self.error_counts.items())],
             "wrong": self.wrong,
@@ -223,13 +223,13 @@ class Recorder:
             cell = self.cell(second)
             cell.due, cell.done, cell.errors = cell.due + due, cell.done + done, cell.errors + errors
             cell.unpack().decode_and_add(responses)
-        for door, operation, errors, length, responses, services in delta["tallies"]:
-            tally = self.tally(door, operation)
+        for endpoint, operation, errors, length, responses, services in delta["tallies"]:
+            tally = self.tally(endpoint, operation)
             tally.errors, tally.bytes = tally.errors + errors, tally.bytes + length
             tally.responses.decode_and_add(responses)
             tally.services.decode_and_add(services)
-        for door, operation, error, count in delta["errors"]:
-            self.error_counts[door, operation, error] += count
+        for endpoint, operation, error, count in delta["errors"]:
+            self.error_counts[endpoint, operation, error] += count
         self.wrong = [*self.wrong, *delta["wrong"]][:WRONG_MAX]
         self.wrong_count += delta["wrong_count"]
         self.busiest = max(self.busiest, delta["busiest"])
@@ -239,9 +239,9 @@ class Recorder:
 
     # ── figures ──
 
-    def between(self, first: int, last: int) -> Cell:
+    def between(self, first: int, last: int) -> TimelineSecond:
         """Return seconds [first, last) merged into one cell."""
-        whole = Cell()
+        whole = TimelineSecond()
         for second in range(first, last):
             cell = self.cells.get(second)
             if cell is not None:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-from kvstore.loadtest.report.baseline import Line as Beside
-from kvstore.loadtest.report.charts import Line, Mark, timeline
+from kvstore.loadtest.report.baseline import FigureChange
+from kvstore.loadtest.report.charts import Curve, EventMark, timeline
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #dde2e9; --paper: #fff; --good: #1a7f4b;
@@ -36,9 +36,11 @@ svg path { fill: none; stroke-width: 1.6 } .one { stroke: var(--one) } .two { st
 pre { white-space: pre-wrap; overflow-wrap: anywhere }
 """
 TEXTS = {"door", "operation", "error", "what", "outcome", "figure", ""}
+HEADINGS = {"door": "endpoint"}
+"""Headings of columns that differ from the names in the JSON document, whose format stays."""
 
 
-def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
+def page(document: Mapping[str, Any], beside: Sequence[FigureChange] = ()) -> str:
     """Return the whole page."""
     options = document["options"]
     title = f"Load test: {options.get('workload')}, {options.get('shape')}"
@@ -65,10 +67,12 @@ def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
 
 def _verdict(document: Mapping[str, Any]) -> str:
     verdict = document["verdict"]
-    told = [f'<p class="bad">✗ {escape(reason)}</p>' for reason in verdict["reasons"]]
-    told += [f'<p class="bad">Spoiled, says nothing about the store: {escape(each)}</p>' for each in verdict["spoiled"]]
+    faults = [f'<p class="bad">✗ {escape(reason)}</p>' for reason in verdict["reasons"]]
+    faults += [
+        f'<p class="bad">Spoiled, says nothing about the store: {escape(each)}</p>' for each in verdict["spoiled"]
+    ]
     notes = [f"<p>Note: {escape(note)}</p>" for note in verdict["notes"]]
-    return "".join([*(told or ['<p class="good">✓ all goals met</p>']), *notes])
+    return "".join([*(faults or ['<p class="good">✓ all goals met</p>']), *notes])
 
 
 def _cards(total: Mapping[str, Any]) -> str:
@@ -89,13 +93,13 @@ def _charts(document: Mapping[str, Any]) -> list[str]:
     # The first and the last second are incomplete.
     points = [point for point in document["timeline"][:-1] if point["at_s"] >= 0]
     marks = [
-        Mark(number, event["at_s"], event["ended_s"], f"{event['what']} {event['outcome']}".strip())
+        EventMark(number, event["at_s"], event["ended_s"], f"{event['what']} {event['outcome']}".strip())
         for number, event in enumerate(document["events"], 1)
         if event["watched_s"]
     ]
 
-    def line(name: str, figure: str, style: str) -> Line:
-        return Line(name, [(point["at_s"], point[figure]) for point in points], style)
+    def line(name: str, figure: str, style: str) -> Curve:
+        return Curve(name, [(point["at_s"], point[figure]) for point in points], style)
 
     seconds = document["seconds"]
     rates = [line("due", "due", "due"), line("done", "done", "one"), line("errors", "errors", "errors")]
@@ -142,8 +146,8 @@ def _operations(document: Mapping[str, Any]) -> str:
 def _wrong(document: Mapping[str, Any]) -> str:
     if not document["total"]["wrong"]:
         return ""
-    told = "\n".join(document["wrong"])
-    return _section(f"Wrong values: {document['total']['wrong']}", f'<pre class="bad">{escape(told)}</pre>')
+    values = "\n".join(document["wrong"])
+    return _section(f"Wrong values: {document['total']['wrong']}", f'<pre class="bad">{escape(values)}</pre>')
 
 
 def _knee(knee: Mapping[str, Any] | None) -> str:
@@ -158,8 +162,8 @@ def _knee(knee: Mapping[str, Any] | None) -> str:
 
 
 def _details(document: Mapping[str, Any]) -> str:
-    told = json.dumps({"options": document["options"], "machine": document["machine"]}, indent=2, default=str)
-    return _section("Options and machine", f"<pre>{escape(told)}</pre>")
+    details = json.dumps({"options": document["options"], "machine": document["machine"]}, indent=2, default=str)
+    return _section("Options and machine", f"<pre>{escape(details)}</pre>")
 
 
 def _section(title: str, body: str) -> str:
@@ -170,7 +174,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     names = list(rows[0])
-    head = "".join(f"<th{_class(name)}>{escape(name)}</th>" for name in names)
+    head = "".join(f"<th{_class(name)}>{escape(HEADINGS.get(name, name))}</th>" for name in names)
     body = "".join(f"<tr>{_cells(names, row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

@@ -63,7 +63,7 @@ def seconds_of(conductor: Conductor, *ats: float, running: int, per_s: int = 100
 
 
 def finished(conductor: Conductor) -> tuple[int, dict[str, Any]]:
-    code = conductor.finish(doors="GrpcUser")
+    code = conductor.finish(endpoints="GrpcUser")
     return code, json.loads(conductor.options.figures.read_text())
 
 

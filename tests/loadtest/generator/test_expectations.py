@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.client import Level
-from kvstore.loadtest.generator.expectations import NO_FLOOR, UNKNOWN_MAX, Expectations, Known, next_generation
+from kvstore.loadtest.generator.expectations import NO_FLOOR, UNKNOWN_MAX, Expectations, KeyHistory, next_generation
 from kvstore.loadtest.generator.values import Stamp, WrongValue, encode, writer_of
 
 KEY = b"key"
@@ -51,7 +51,7 @@ def test_a_write_is_given_a_newer_version_than_was_seen_before_it_began() -> Non
     for version in (9, 10):
         mine = Expectations(1)
         write(mine, version=10)
-        with pytest.raises(WrongValue, match=f"written as version {version}, after version 10"):
+        with pytest.raises(WrongValue, match=f"written as version {version} after version 10"):
             write(mine, version=version)
 
 
@@ -174,7 +174,7 @@ def test_no_write_of_unknown_outcome_is_called_wrong_once_there_were_many() -> N
 
 
 def test_so_many_numbers_of_unknown_outcome_are_kept() -> None:
-    known = Known()
+    known = KeyHistory()
     for number in range(2 * UNKNOWN_MAX):
         known.note_unknown(number)
     assert known.unknown == list(range(UNKNOWN_MAX, 2 * UNKNOWN_MAX))

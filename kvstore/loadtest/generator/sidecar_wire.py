@@ -20,7 +20,7 @@ STARTED, OPENED = -1, 0
 T = TypeVar("T")
 
 
-class Request(msgspec.Struct, array_like=True):
+class CallRequest(msgspec.Struct, array_like=True):
     """One call of a user."""
 
     number: int
@@ -34,22 +34,22 @@ class Request(msgspec.Struct, array_like=True):
     level: int = 0
 
 
-class Told(msgspec.Struct, array_like=True):
+class CallResult(msgspec.Struct, array_like=True):
     """The result of one call, with the wall-clock times when its request was sent and its reply was received."""
 
     number: int
     sent: float
-    heard: float
+    received: float
     items: list[tuple[bytes, bytes, int]] = []
     """Keys with values and versions; for a put only the version."""
     error: tuple[str, str, dict[str, str]] | None = None
     """The error, as kvstore.rpc.status describes it."""
 
 
-class Answers(msgspec.Struct, array_like=True):
+class CallResults(msgspec.Struct, array_like=True):
     """Results that have arrived, with the processor time that the sidecar has used and waited for, in seconds."""
 
-    told: list[Told]
+    results: list[CallResult]
     processor_s: float
     queued_s: float | None
 

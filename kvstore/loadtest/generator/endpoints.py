@@ -25,26 +25,26 @@ class Stopwatch:
     """Wall-clock times of an operation's first request and latest reply; 0 until then. Drawing the operation, building
     its value and checking the result are the load test's own time and are not included."""
 
-    __slots__ = ("heard", "sent")
+    __slots__ = ("received", "sent")
 
     def __init__(self) -> None:
-        self.sent = self.heard = 0.0
+        self.sent = self.received = 0.0
 
     def reset(self) -> None:
-        self.sent = self.heard = 0.0
+        self.sent = self.received = 0.0
 
-    def sends(self) -> None:
+    def mark_sent(self) -> None:
         self.sent = self.sent or time()
 
-    def hears(self) -> None:
-        self.heard = time()
+    def mark_received(self) -> None:
+        self.received = time()
 
-    def took(self, sent: float, heard: float) -> None:
+    def set_times(self, sent: float, received: float) -> None:
         """Record times that another process has measured."""
-        self.sent, self.heard = self.sent or sent, heard
+        self.sent, self.received = self.sent or sent, received
 
 
-class Way(Protocol):
+class Endpoint(Protocol):
     """An endpoint, with the name that it has in the report."""
 
     name: str
@@ -53,7 +53,7 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
-class Door(Way, Protocol):
+class WorkloadEndpoint(Endpoint, Protocol):
     """An endpoint that performs the operations of our workloads. Calls return the number of bytes sent or received, and
     raise WrongValue or the endpoint's errors."""
 
@@ -64,11 +64,11 @@ class Door(Way, Protocol):
     def compare_and_set(self, number: int, size: int) -> int: ...
 
 
-class Deeds:
+class WorkloadOperations:
     """Performs drawn operations through an endpoint, for one user."""
 
-    def __init__(self, door: Door, draws: Draws, keyspace: Keyspace, random: Random) -> None:
-        self.door = door
+    def __init__(self, endpoint: WorkloadEndpoint, draws: Draws, keyspace: Keyspace, random: Random) -> None:
+        self.endpoint = endpoint
         self._draws, self._keyspace, self._random = draws, keyspace, random
 
     @property
@@ -83,21 +83,21 @@ class Deeds:
         random, draws, keyspace = self._random, self._draws, self._keyspace
         if operation == INSERT:
             key = keyspace.new_record(random)
-            length = self.door.write(key, draws.size(random))
+            length = self.endpoint.write(key, draws.size(random))
             keyspace.inserted(key)
             return length
         number = draws.key(random, keyspace.count)
         if operation == CAS:
-            return self.door.compare_and_set(number, draws.size(random))
+            return self.endpoint.compare_and_set(number, draws.size(random))
         key = keyspace.record(number)
         if operation == READ:
-            return self.door.read(key)
+            return self.endpoint.read(key)
         if operation == UPDATE:
-            return self.door.write(key, draws.size(random))
+            return self.endpoint.write(key, draws.size(random))
         if operation == MODIFY:
-            return self.door.modify(key, draws.size(random))
+            return self.endpoint.modify(key, draws.size(random))
         assert operation == SCAN, operation
-        return self.door.scan(key, after_prefix(keyspace.records), draws.scan_length(random))
+        return self.endpoint.scan(key, after_prefix(keyspace.records), draws.scan_length(random))
 
 
 def first_values(
