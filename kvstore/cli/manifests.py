@@ -44,13 +44,13 @@ class Chunked:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Symlink:
     """A symbolic link."""
 
     target: bytes
 
 
-Entry = bytes | Chunked | Link
+Entry = bytes | Chunked | Symlink
 """bytes: the file itself."""
 
 
@@ -63,7 +63,7 @@ def encode(entry: Entry) -> bytes:
     """The value under a path."""
     if isinstance(entry, bytes):
         return entry
-    if isinstance(entry, Link):
+    if isinstance(entry, Symlink):
         document: dict[str, object] = {"format": FORMAT, "type": "symlink", "target": entry.target.hex()}
     else:
         document = {
@@ -85,7 +85,7 @@ def decode(value: bytes) -> Entry:
         if document["format"] != FORMAT:
             raise Corrupted(f"file manifest: want format {FORMAT}, got {document['format']}")
         if document["type"] == "symlink":
-            return Link(bytes.fromhex(document["target"]))
+            return Symlink(bytes.fromhex(document["target"]))
         found = Chunked(int(document["size"]), str(document["sha256"]), int(document["chunk_bytes"]))
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise Corrupted(f"not a file manifest: {error!r}") from error

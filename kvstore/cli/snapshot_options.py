@@ -26,7 +26,7 @@ class UpTo(NamedTuple):
     sequence: int
 
 
-class Setting(NamedTuple):
+class SparkSetting(NamedTuple):
     """A setting of Spark."""
 
     name: str
@@ -50,19 +50,19 @@ def up_to(text: str) -> UpTo:
     return UpTo(partition, int(number))
 
 
-def setting(text: str) -> Setting:
+def setting(text: str) -> SparkSetting:
     """Raises BadParameter."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise typer.BadParameter(f"want NAME=VALUE, got {text!r}")
-    return Setting(name, value)
+    return SparkSetting(name, value)
 
 
 Where = Annotated[str, typer.Argument(help="The directory or URL of snapshots, or one snapshot's folder.")]
 To = Annotated[
     str, typer.Option("--to", help="The directory of snapshots, which driver and executors share, or its URL.")
 ]
-Wanted = Annotated[str | None, typer.Argument(metavar="[ID]", help="Which snapshot; default: the newest.")]
+SnapshotId = Annotated[str | None, typer.Argument(metavar="[ID]", help="Which snapshot; default: the newest.")]
 Master = Annotated[
     str,
     typer.Option(
@@ -71,7 +71,7 @@ Master = Annotated[
     ),
 ]
 Conf = Annotated[
-    list[Setting] | None,
+    list[SparkSetting] | None,
     typer.Option("--conf", parser=setting, metavar="NAME=VALUE", help="A setting for Spark. May be repeated."),
 ]
 At = Annotated[

@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvstore.cli.snapshot_options import Setting
+from kvstore.cli.snapshot_options import SparkSetting
 from kvstore.cli.snapshot_tools import AUTO, HERE, NICENESS, NO_SPARK, SETTINGS, Bar, need_spark
 from kvstore.errors import StoreError, Unavailable
 
@@ -38,7 +38,7 @@ def with_tables(
     job: Callable[[Tables[Any]], T],
     is_small: Callable[[], bool],
     master: str,
-    conf: Sequence[Setting] | None,
+    conf: Sequence[SparkSetting] | None,
     progress: Bar,
     niceness: int,
     defaults: Mapping[str, str] = SETTINGS,
@@ -59,7 +59,7 @@ def with_tables(
     return in_session(on_spark, master, conf, progress, niceness, defaults)
 
 
-def is_for_here(master: str, conf: Sequence[Setting] | None, is_small: Callable[[], bool]) -> bool:
+def is_for_here(master: str, conf: Sequence[SparkSetting] | None, is_small: Callable[[], bool]) -> bool:
     """Whether this process does the work itself: it is told to, or may choose and has little to do."""
     return master == NO_SPARK or (master == AUTO and not conf and is_small())
 
@@ -67,7 +67,7 @@ def is_for_here(master: str, conf: Sequence[Setting] | None, is_small: Callable[
 def in_session(
     job: Callable[[SparkSession], T],
     master: str,
-    conf: Sequence[Setting] | None,
+    conf: Sequence[SparkSetting] | None,
     progress: Bar,
     niceness: int = NICENESS,
     defaults: Mapping[str, str] = SETTINGS,
@@ -115,7 +115,7 @@ def _end(job: Future[T]) -> None:
 @contextmanager
 def spark(
     master: str,
-    conf: Sequence[Setting] | None,
+    conf: Sequence[SparkSetting] | None,
     progress: Bar,
     niceness: int = NICENESS,
     defaults: Mapping[str, str] = SETTINGS,

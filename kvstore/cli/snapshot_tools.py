@@ -188,7 +188,7 @@ class Bar:
         self._progress.update(self._task, description=what, completed=done, total=total)
 
 
-class Counted:
+class ProgressCounter:
     """Adds up what several threads have done."""
 
     def __init__(self, progress: Bar, what: str, total: int) -> None:
@@ -213,14 +213,14 @@ def take_here(job: Callable[[Runner], T], nice: int) -> T:
 def is_small(chain: Sequence[Manifest], origin: tuple[ClientConfig, str] | None = None) -> bool:
     """Whether these snapshots, and what has happened in the cluster since, are not worth a JVM. Raises StoreError."""
     from kvstore.spark.snapshots import here, runners
-    from kvstore.spark.snapshots.planning import Wanted
+    from kvstore.spark.snapshots.planning import SnapshotRequest
 
     if not here.is_small(chain):
         return False
     if origin is None:
         return True
     cluster, instance = origin
-    return runners.is_small(Wanted(cluster=cluster, instance=instance, parent=chain[-1]))
+    return runners.is_small(SnapshotRequest(cluster=cluster, instance=instance, parent=chain[-1]))
 
 
 @contextmanager

@@ -22,10 +22,10 @@ from kvstore.cli.snapshot_options import (
     Master,
     Nice,
     Rate,
-    Setting,
+    SnapshotId,
+    SparkSetting,
     To,
     Upto,
-    Wanted,
     Where,
 )
 from kvstore.cli.snapshot_spark import in_session, is_for_here, with_tables
@@ -33,7 +33,7 @@ from kvstore.errors import Corrupted, InvalidRequest, StoreError
 
 if TYPE_CHECKING:
     from kvstore.spark.snapshots.manifest import Manifest
-    from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
+    from kvstore.spark.snapshots.planning import SnapshotRequest
     from kvstore.spark.snapshots.runners import Runner
     from kvstore.spark.snapshots.store import SnapshotStore
     from kvstore.spark.snapshots.tables import Differences, Tables
@@ -93,10 +93,10 @@ def create(
         raise typer.BadParameter("it goes with --incremental, and without --parent", param_hint="--or-full")
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
-    from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
+    from kvstore.spark.snapshots.planning import SnapshotRequest
 
     cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
-    wanted = WantedSnapshot(
+    wanted = SnapshotRequest(
         cluster=cluster,
         instance=instance,
         parent=tools.base_or_none(store, parent, instance, or_full) if parent or incremental else None,
@@ -121,9 +121,9 @@ def _take(
     progress: tools.Bar,
     published: Callable[[Manifest], None],
     master: str,
-    conf: list[Setting] | None,
+    conf: list[SparkSetting] | None,
     nice: int,
-    wanted: WantedSnapshot,
+    wanted: SnapshotRequest,
 ) -> Manifest:
     """Take it by threads of this process if that is wanted or quicker, else by Spark."""
     from kvstore.spark.snapshots import create as job
@@ -186,7 +186,7 @@ def list_(
 
 def verify(
     where: Where,
-    wanted: Wanted = None,
+    wanted: SnapshotId = None,
     against_store: Annotated[
         bool, typer.Option("--store", help="Compare with the cluster too: the one it was taken of, or a restored one.")
     ] = False,
@@ -215,7 +215,7 @@ def verify(
             print(f"kvstore: damaged: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
         with tools.Bar() as progress:
-            counted = tools.Counted(progress, "verifying", sum(each.rows for each in chain))
+            counted = tools.ProgressCounter(progress, "verifying", sum(each.rows for each in chain))
             problems = list(verify.problems_of(store, chain, counted))
         found = None
         if against_store and not problems:
@@ -241,7 +241,7 @@ def verify(
 
 def restore(
     where: Where,
-    wanted: Wanted = None,
+    wanted: SnapshotId = None,
     at: At = None,
     position: Upto = None,
     merge: Annotated[
@@ -270,7 +270,7 @@ def restore(
     with tools.told("run it again, with --merge"), store.reading(names), tools.Bar() as progress:
         if check:
             verify.check_files(
-                store, chain, tools.Counted(progress, "checking", sum(len(each.files) for each in chain))
+                store, chain, tools.ProgressCounter(progress, "checking", sum(len(each.files) for each in chain))
             )
         done = with_tables(
             lambda tables: restore.restore(tables, store, chain, cut, cluster, into_filled=merge, progress=progress),
@@ -305,7 +305,7 @@ def prune(
 
     Work that killed jobs have left goes too, if nobody can go on with it.
     """
-    from kvstore.spark.snapshots.chains import Retention, prunable
+    from kvstore.spark.snapshots.chains import SnapshotRetention, prunable
     from kvstore.spark.snapshots.places import store_at
     from kvstore.spark.snapshots.usable import usable_chain
 
@@ -313,7 +313,7 @@ def prune(
         raise typer.BadParameter("say what to keep: at least 1", param_hint="--keep, --daily, --weekly")
     store, _ = store_at(where)
     catalogue = store.load_all()
-    going = prunable(catalogue, Retention(newest=keep, days=daily, weeks=weekly))
+    going = prunable(catalogue, SnapshotRetention(newest=keep, days=daily, weeks=weekly))
     for name in sorted(catalogue.keys() - {each.id for each in going} if going else ()):
         usable_chain(store, catalogue, name)  # what stays must be whole before anything goes
     remains = store.stale_remains(time.time())
@@ -373,7 +373,7 @@ def diff(
 def delta(
     where: Where,
     table: Annotated[str, typer.Argument(help="A path or a URL, of a table that is to be made or was made so.")],
-    wanted: Wanted = None,
+    wanted: SnapshotId = None,
     json: Json = False,
 ) -> None:
     """Bring a Delta table to a snapshot: one row for each key, one version of the table for each snapshot.
@@ -385,7 +385,7 @@ def delta(
 
     store, chain, _ = tools.chosen(where, wanted, None, None, of_one_cluster=True)
     with tools.told("run it again"), tools.Bar() as progress:
-        counted = tools.Counted(progress, "adding", sum(each.rows for each in chain))
+        counted = tools.ProgressCounter(progress, "adding", sum(each.rows for each in chain))
         added = tables.export(store, chain, table, counted)
     if json:
         print(as_json({"table": table, "snapshot": chain[-1].id, "added": added}))

@@ -24,7 +24,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from kvstore.cli.manifests import Chunked, Link, decode, encode, first_difference, is_plain
+from kvstore.cli.manifests import Chunked, Symlink, decode, encode, first_difference, is_plain
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, OutcomeUnknown, StoreError
 from kvstore.limits import VALUE_BYTES_MAX
@@ -34,7 +34,7 @@ WORKERS = 24
 
 
 @dataclass
-class Job:
+class TreeRun:
     """One run over a folder."""
 
     client: AsyncClient
@@ -55,7 +55,7 @@ class Job:
         return {"files": self.files, "bytes": self.size, "links": self.links, "problems": self.problems}
 
 
-Work = Callable[[Job, bytes, bytes, os.stat_result], Awaitable[None]]
+Work = Callable[[TreeRun, bytes, bytes, os.stat_result], Awaitable[None]]
 """(job, path below the folder, path of the file, what lstat said)."""
 
 
@@ -64,7 +64,7 @@ async def load(config: ClientConfig, folder: Path, prefix: bytes, chunk_bytes: i
     if not 0 < chunk_bytes <= VALUE_BYTES_MAX:
         raise InvalidRequest(f"want chunks of 1 to {VALUE_BYTES_MAX} bytes, got {chunk_bytes}")
 
-    async def work(job: Job, name: bytes, path: bytes, found: os.stat_result) -> None:
+    async def work(job: TreeRun, name: bytes, path: bytes, found: os.stat_result) -> None:
         await _load_one(job, name, path, found, chunk_bytes)
 
     return await _over_tree(config, folder, prefix, "load", work)
@@ -78,11 +78,11 @@ async def verify(config: ClientConfig, folder: Path, prefix: bytes) -> dict[str,
 # ── one file ──
 
 
-async def _load_one(job: Job, name: bytes, path: bytes, found: os.stat_result, chunk_bytes: int) -> None:
+async def _load_one(job: TreeRun, name: bytes, path: bytes, found: os.stat_result, chunk_bytes: int) -> None:
     key = job.prefix + name
     before = await _stored_or_none(job, key)
     if stat.S_ISLNK(found.st_mode):
-        await _replace(job, key, encode(Link(os.readlink(path))), before)
+        await _replace(job, key, encode(Symlink(os.readlink(path))), before)
         job.links += 1
         return
     if found.st_size <= chunk_bytes:
@@ -109,7 +109,7 @@ async def _load_one(job: Job, name: bytes, path: bytes, found: os.stat_result, c
     job.size += size
 
 
-async def _verify_one(job: Job, name: bytes, path: bytes, found: os.stat_result) -> None:
+async def _verify_one(job: TreeRun, name: bytes, path: bytes, found: os.stat_result) -> None:
     key = job.prefix + name
     item = await job.client.get(key)
     if item is None:
@@ -118,10 +118,10 @@ async def _verify_one(job: Job, name: bytes, path: bytes, found: os.stat_result)
     entry = decode(item.value)
     if stat.S_ISLNK(found.st_mode):
         job.links += 1
-        if entry != Link(os.readlink(path)):
+        if entry != Symlink(os.readlink(path)):
             job.problem(name, f"is a link to {os.readlink(path)!r}, stored is {_what(entry)}")
         return
-    if isinstance(entry, Link):
+    if isinstance(entry, Symlink):
         job.problem(name, f"is a file, stored is {_what(entry)}")
         return
     if isinstance(entry, bytes):
@@ -133,7 +133,7 @@ async def _verify_one(job: Job, name: bytes, path: bytes, found: os.stat_result)
     await _verify_chunks(job, name, path, key, entry)
 
 
-async def _verify_chunks(job: Job, name: bytes, path: bytes, key: bytes, entry: Chunked) -> None:
+async def _verify_chunks(job: TreeRun, name: bytes, path: bytes, key: bytes, entry: Chunked) -> None:
     whole = hashlib.sha256()
     job.files += 1
     with open(path, "rb") as file:
@@ -155,7 +155,7 @@ async def _verify_chunks(job: Job, name: bytes, path: bytes, key: bytes, entry: 
             job.problem(name, "its SHA-256 is not the one stored")
 
 
-async def _stored_or_none(job: Job, key: bytes) -> Chunked | None:
+async def _stored_or_none(job: TreeRun, key: bytes) -> Chunked | None:
     """The manifest under a path, if a file in chunks stands there."""
     item = await job.client.get(key)
     return None if item is None else _manifest_or_none(item.value)
@@ -169,7 +169,7 @@ def _manifest_or_none(value: bytes) -> Chunked | None:
     return found if isinstance(found, Chunked) else None
 
 
-async def _replace(job: Job, key: bytes, value: bytes, before: Chunked | None) -> None:
+async def _replace(job: TreeRun, key: bytes, value: bytes, before: Chunked | None) -> None:
     """Write what stands under a path, and drop the chunks of what stood there: when the load of this file began, too,
     since an attempt of unknown outcome may be what is found now."""
     replaced = await _insist(lambda: job.client.replace(key, value))
@@ -190,7 +190,7 @@ async def _insist(write: Callable[[], Awaitable[Any]]) -> Any:
     return await write()
 
 
-def _count(job: Job, size: int) -> None:
+def _count(job: TreeRun, size: int) -> None:
     job.files += 1
     job.size += size
     job.progress.advance(job.bar, size)
@@ -201,9 +201,9 @@ def _difference(local: bytes, stored: bytes, offset: int) -> str:
     return f"differs from byte {at} on ({offset + len(local)} bytes here, {offset + len(stored)} stored)"
 
 
-def _what(entry: bytes | Chunked | Link) -> str:
+def _what(entry: bytes | Chunked | Symlink) -> str:
     match entry:
-        case Link(target):
+        case Symlink(target):
             return f"a link to {target!r}"
         case Chunked(size):
             return f"a file of {size} bytes"
@@ -250,7 +250,7 @@ async def _over_tree(config: ClientConfig, folder: Path, prefix: bytes, verb: st
     sizes = [_size(path) for _, path in names]
     async with AsyncClient(config) as client:
         with _bar(verb, sum(sizes)) as (progress, bar):
-            job = Job(client, prefix, progress, bar)
+            job = TreeRun(client, prefix, progress, bar)
             left = iter(enumerate(names, start=1))
 
             async def worker() -> None:
@@ -262,7 +262,7 @@ async def _over_tree(config: ClientConfig, folder: Path, prefix: bytes, verb: st
             return job.document()
 
 
-async def _one(job: Job, name: bytes, path: bytes, work: Work) -> None:
+async def _one(job: TreeRun, name: bytes, path: bytes, work: Work) -> None:
     """Work on one file; what goes wrong is named and the others go on."""
     try:
         found = os.lstat(path)

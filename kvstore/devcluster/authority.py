@@ -32,7 +32,7 @@ _BEFORE = timedelta(hours=1)
 """Clocks of other machines may be behind."""
 
 
-class Authority:
+class CertificateAuthority:
     """The authority of one folder, which is made with a new one if it has none. Raises ConfigError for files that are
     none of an authority, OSError."""
 

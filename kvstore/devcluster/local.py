@@ -28,7 +28,7 @@ from kvstore.devcluster.pages import http_ok, is_stranger, python_of, unsettled,
 from kvstore.devcluster.ports import is_free, taken_message
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.processes import has_threads, is_alive, names_place
-from kvstore.devcluster.record import Progress, Record, replace_file
+from kvstore.devcluster.record import ClusterRecord, Progress, replace_file
 from kvstore.devcluster.secure_folder import ADMIN, SecureFolder
 from kvstore.devcluster.settings import with_settings
 from kvstore.devcluster.store_process import START_TIMEOUT_S, StoreProcess
@@ -78,7 +78,7 @@ class LocalCluster:
     def __init__(self, data_dir: Path, progress: Progress = lambda _: None) -> None:
         self.data_dir = local_path(data_dir).resolve()
         self._progress = progress
-        self._record = Record(self.data_dir)
+        self._record = ClusterRecord(self.data_dir)
         self._found_running: set[str] = set()
         """Nodes that ran before this `up`: such a node may have received SIGTERM and still be stopping."""
         self._said_before: dict[Path, int] = {}

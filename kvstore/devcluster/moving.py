@@ -12,7 +12,7 @@ import psutil
 from kvstore import config as toml
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.processes import place_of
-from kvstore.devcluster.record import Record, replace_file
+from kvstore.devcluster.record import ClusterRecord, replace_file
 from kvstore.errors import ConfigError
 from kvstore.places import is_same_place, is_within
 from kvstore.server.config import NodeConfig
@@ -24,7 +24,7 @@ _MARKS = ("node.toml", "zoo.cfg", "etcd/data")
 def move_here(data_dir: Path) -> None:
     """Change the record and each node's file of the cluster in this folder. What was broken off is done again by the
     same call, since the record comes last. Raises ConfigError where something of the cluster runs."""
-    record = Record(data_dir)
+    record = ClusterRecord(data_dir)
     found = record.read_or_none()
     if found is None or is_same_place(found.data_dir, data_dir):
         return

@@ -23,7 +23,7 @@ def replace_file(path: Path, text: str) -> None:
     write_private(path, text.encode())
 
 
-class Record:
+class ClusterRecord:
     """The record of the cluster in one data directory."""
 
     def __init__(self, data_dir: Path) -> None:

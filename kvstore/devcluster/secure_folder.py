@@ -55,7 +55,9 @@ class SecureFolder:
         """Make what is missing, for nodes of these ids. Raises ConfigError, also for what only a new cluster can have
         made, OSError."""
         try:
-            from kvstore.devcluster.authority import Authority  # the only one to want what comes with the local extra
+            from kvstore.devcluster.authority import (
+                CertificateAuthority,
+            )  # the only one to want what comes with the local extra
         except ImportError as error:
             raise ConfigError(f"--secure: {error}: {install_hint('local')}") from None
         if self.has_own_zookeeper and not is_new and not self.metadata_password.exists():
@@ -64,7 +66,7 @@ class SecureFolder:
                 "who does not know it, and another one does not open them"
             )
         private_folder(self.path)
-        authority = Authority(self.path)
+        authority = CertificateAuthority(self.path)
         for node in nodes:
             authority.issue(node, HOSTS)
         authority.issue(CLIENT, ())

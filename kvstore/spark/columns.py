@@ -93,7 +93,7 @@ def _bytes(key: bytes | str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ColumnPlan:
     """The columns of a data frame that are written, and how. Made by `plan`."""
 
     key: str
@@ -132,7 +132,7 @@ class Plan:
                 )
 
 
-def plan(schema: StructType, options: WriteOptions) -> Plan:
+def plan(schema: StructType, options: WriteOptions) -> ColumnPlan:
     """Raises ConfigError for a data frame that cannot be written so."""
     types = {field.name: field.dataType.typeName() for field in schema.fields}
     if len(types) < len(schema.fields):
@@ -154,7 +154,7 @@ def plan(schema: StructType, options: WriteOptions) -> Plan:
             f"column {left[0]!r} would be lost: select only {options.key_column}, {options.value_column} and, if keys "
             "are to expire, expires_at"
         )
-    return Plan(options.key_column, options.value_column, expires, options.on_null)
+    return ColumnPlan(options.key_column, options.value_column, expires, options.on_null)
 
 
 def _fits(column: Any, least: int, most: int, *, may_be_null: bool = False) -> bool:

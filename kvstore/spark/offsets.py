@@ -26,7 +26,7 @@ ANEW = "a stream goes on only with its own cluster; for this one begin a new que
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ChangeSpan:
     """Changes of one partition behind `after` and up to `until`."""
 
     partition: str
@@ -163,20 +163,21 @@ def _check_reached(offset: Mapping[str, Any], feed: PartitionFeed) -> None:
         )
 
 
-def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> list[Span]:
+def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> list[ChangeSpan]:
     """Divide what lies between two offsets into portions of at most `rows_max` sequences."""
     found = []
     for partition in partitions_of(end):
         first, last = sequence_of(start, partition), sequence_of(end, partition)
         found += [
-            Span(partition, after, min(after + rows_max, last)) for after in range(first, max(first, last), rows_max)
+            ChangeSpan(partition, after, min(after + rows_max, last))
+            for after in range(first, max(first, last), rows_max)
         ]
     return found
 
 
-def tasks(spans: Sequence[Span], rows_max: int) -> list[tuple[Span, ...]]:
+def tasks(spans: Sequence[ChangeSpan], rows_max: int) -> list[tuple[ChangeSpan, ...]]:
     """Give each task its portions: one span, or several that have no more than `rows_max` sequences together."""
-    found: list[list[Span]] = []
+    found: list[list[ChangeSpan]] = []
     left = 0
     for span in spans:
         count = span.until - span.after

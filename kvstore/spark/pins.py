@@ -33,7 +33,7 @@ _renewed_at: dict[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPin:
     """A pin that somebody keeps alive."""
 
     store: PinnedStore
@@ -52,14 +52,14 @@ def pin(config: ClientConfig, *, ttl_s: float, split_bytes: int) -> PinnedStore:
 
 
 @contextmanager
-def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 64 << 20) -> Iterator[Held]:
+def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 64 << 20) -> Iterator[HeldPin]:
     """Pin the store that the options name (servers, zookeeper or dataDir …), keep it pinned, and give it back at the
     end. `ttl_s`: how long it outlives a driver that dies."""
     config = find(where)
     store = pin(config, ttl_s=ttl_s, split_bytes=split_bytes)
     try:
         with kept_alive(config, store.id, ttl_s, pinned_at=time.time()):
-            yield Held(store, {**where, "pin": encode(store), "pinTtl": f"{max(10.0, ttl_s):g}s"})
+            yield HeldPin(store, {**where, "pin": encode(store), "pinTtl": f"{max(10.0, ttl_s):g}s"})
     finally:
         release(config, store.id)
 

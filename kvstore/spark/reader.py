@@ -17,7 +17,7 @@ from kvstore.errors import NoSuchPin
 from kvstore.spark.columns import typed
 from kvstore.spark.options import ReadOptions
 from kvstore.spark.pins import explained, kept_alive, renew_or_explain
-from kvstore.spark.splits import Piece, Wanted, Work, plan
+from kvstore.spark.splits import ReadRequest, SplitPart, Work, plan
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -34,7 +34,7 @@ class PinnedReader(DataSourceReader):
     def __init__(self, config: ClientConfig, store: PinnedStore, options: ReadOptions, *, pinned_at: float) -> None:
         """`pinned_at`: when the pin was made, by the wall clock."""
         self._config, self._store, self._options = config, store, options
-        self._wanted = Wanted(options.keys, options.exactly, options.partition or None)
+        self._wanted = ReadRequest(options.keys, options.exactly, options.partition or None)
         self._pinned_at = pinned_at
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -52,7 +52,7 @@ class PinnedReader(DataSourceReader):
         except NoSuchPin as error:
             raise explained(error, self._options.pin_ttl_s) from None
 
-    def _batches(self, piece: Piece) -> Iterator[RecordBatch]:
+    def _batches(self, piece: SplitPart) -> Iterator[RecordBatch]:
         # gRPC must begin behind the fork that made this process.
         from kvstore.client.pinned.arrow import batch_of
         from kvstore.client.pinned.read import read_pinned

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 
-class Refused(DataSourceStreamReader):
+class FailedReader(DataSourceStreamReader):
     """Raises an error when it is first asked for anything. PySpark hides what `streamReader` raises behind an error of
     its own, of a variable that it has not set."""
 

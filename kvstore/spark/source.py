@@ -22,7 +22,7 @@ from kvstore.spark.options import (
     write_options,
 )
 from kvstore.spark.reader import PinnedReader
-from kvstore.spark.refused import Refused, too_old
+from kvstore.spark.refused import FailedReader, too_old
 from kvstore.spark.splits import decode
 from kvstore.spark.writer import BulkWriter
 
@@ -99,11 +99,11 @@ class KvstoreSource(DataSource):
             if self._config is None:
                 raise ConfigError(OWN_SCHEMA)
         except ConfigError as error:
-            return Refused(error)
+            return FailedReader(error)
         try:
             from kvstore.spark.stream import ChangeReader
         except ImportError:  # batch reads must not be lost with it
-            return Refused(too_old("readStream", "4.2"))
+            return FailedReader(too_old("readStream", "4.2"))
         return ChangeReader(self._config, options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BulkWriter:

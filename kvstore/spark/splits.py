@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReadRequest:
     """Rows that are asked for."""
 
     keys: KeyRange
@@ -45,18 +45,18 @@ def after(key: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SplitPart:
     """Keys of a split that are read in one go."""
 
     split: Split
     keys: KeyRange
 
 
-Work = tuple[Piece, ...]
+Work = tuple[SplitPart, ...]
 """What one task reads, piece by piece."""
 
 
-def plan(store: PinnedStore, wanted: Wanted) -> list[Work]:
+def plan(store: PinnedStore, wanted: ReadRequest) -> list[Work]:
     """Every wanted row of the store is in exactly one piece. Raises ConfigError if it has no such partition."""
     names = [each.partition for each in store.partitions]
     if wanted.partition is not None and wanted.partition not in names:
@@ -66,12 +66,12 @@ def plan(store: PinnedStore, wanted: Wanted) -> list[Work]:
     points = wanted.point_keys()
     splits = [split for split in store.splits() if wanted.partition in (None, split.partition)]
     if points is not None:
-        pieces = [Piece(split, KeyRange(key, after(key))) for key in points for split in _at(splits, store, key)]
+        pieces = [SplitPart(split, KeyRange(key, after(key))) for key in points for split in _at(splits, store, key)]
         return [tuple(pieces[first : first + POINTS]) for first in range(0, len(pieces), POINTS)]
     tagged = _shared_tag(wanted.keys)
     if tagged is not None:
         splits = _at(splits, store, tagged)
-    return [(Piece(split, wanted.keys),) for split in splits]
+    return [(SplitPart(split, wanted.keys),) for split in splits]
 
 
 def _at(splits: list[Split], store: PinnedStore, key: bytes) -> list[Split]:

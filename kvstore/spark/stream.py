@@ -28,7 +28,7 @@ from kvstore.env.clock import SystemClock
 from kvstore.errors import PositionTrimmed, StoreError
 from kvstore.spark import offsets
 from kvstore.spark.columns import typed
-from kvstore.spark.offsets import Offset, Span
+from kvstore.spark.offsets import ChangeSpan, Offset
 from kvstore.spark.options import StreamOptions
 
 if TYPE_CHECKING:
@@ -165,14 +165,14 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ── in tasks ──
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        task: tuple[Span, ...] | None = partition.value
+        task: tuple[ChangeSpan, ...] | None = partition.value
         if task is None:
             return
         with FeedReader(self._config, self._identity) as feed:
             for span in task:
                 yield from self._changes(feed, span)
 
-    def _changes(self, feed: FeedReader, span: Span) -> Iterator[RecordBatch]:
+    def _changes(self, feed: FeedReader, span: ChangeSpan) -> Iterator[RecordBatch]:
         # gRPC must begin behind the fork that made this process.
         from kvstore.spark.changes import batch_of, pages_between
 

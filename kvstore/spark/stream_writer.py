@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from kvstore.client.core.config import ClientConfig
-from kvstore.spark.columns import Plan
+from kvstore.spark.columns import ColumnPlan
 from kvstore.spark.options import WriteOptions
-from kvstore.spark.writer import Tasks, Written, tell
+from kvstore.spark.writer import Tasks, WrittenRows, tell
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class StreamWriter(DataSourceStreamArrowWriter):
     """`df.writeStream.format("kvstore")`: each micro-batch as a load of its own."""
 
-    def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
+    def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._tasks = Tasks(config, plan, options)
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> WrittenRows:
         return self._tasks.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
-from kvstore.spark.columns import Plan
+from kvstore.spark.columns import ColumnPlan
 from kvstore.spark.options import OnConflict, WriteOptions
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class WrittenRows(WriterCommitMessage):
     """The rows that one task wrote."""
 
     written: int
@@ -40,16 +40,16 @@ class Written(WriterCommitMessage):
 class Tasks:
     """The work of a task of either writer. Pickled: it holds nothing that is open."""
 
-    def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
+    def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._config, self._plan, self._options = config, plan, options
 
-    def run(self, batches: Iterator[RecordBatch]) -> Written:
+    def run(self, batches: Iterator[RecordBatch]) -> WrittenRows:
         # gRPC must begin behind the fork that made this process.
         from kvstore.env.real import run
 
         return run(self._load(batches))
 
-    async def _load(self, batches: Iterator[RecordBatch]) -> Written:
+    async def _load(self, batches: Iterator[RecordBatch]) -> WrittenRows:
         from kvstore.client.bulk import Loader
 
         loader = Loader(
@@ -68,7 +68,7 @@ class Tasks:
                         await loader.add(self._plan.rows(batch))
             except (Unavailable, OutcomeUnknown) as error:
                 raise _advised(error, self._config) from None
-        return Written(loader.written, loader.kept)
+        return WrittenRows(loader.written, loader.kept)
 
 
 def _advised(error: StoreError, config: ClientConfig) -> StoreError:
@@ -81,10 +81,10 @@ def _advised(error: StoreError, config: ClientConfig) -> StoreError:
 class BulkWriter(DataSourceArrowWriter):
     """`df.write.format("kvstore")`."""
 
-    def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
+    def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._tasks = Tasks(config, plan, options)
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> WrittenRows:
         return self._tasks.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -95,6 +95,6 @@ class BulkWriter(DataSourceArrowWriter):
 
 
 def tell(what: str, messages: list[Any]) -> None:
-    done = [each for each in messages if isinstance(each, Written)]
+    done = [each for each in messages if isinstance(each, WrittenRows)]
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     logger.info("%s tasks=%d of=%d rows=%d kept=%d", what, len(done), len(messages), written, kept)

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from kvstore.cli.main import build
-from kvstore.cli.manifests import MAGIC, Chunked, Link, decode, encode, first_difference
+from kvstore.cli.manifests import MAGIC, Chunked, Symlink, decode, encode, first_difference
 from kvstore.client import AsyncClient, Client
 from kvstore.errors import ConditionFailed, Corrupted, InvalidRequest, OutcomeUnknown, Unavailable
 from kvstore.types import ServerId
@@ -321,8 +321,12 @@ def test_manifests_are_pinned() -> None:
     sha = "ab" * 32
     pinned = MAGIC + b'{"format":1,"type":"file","size":2500,"sha256":"%b","chunk_bytes":1000}' % sha.encode()
     assert encode(chunked) == pinned
-    assert encode(Link(b"x\xff")) == MAGIC + b'{"format":1,"type":"symlink","target":"78ff"}'
-    assert [decode(encode(each)) for each in (chunked, Link(b"x\xff"), b"plain")] == [chunked, Link(b"x\xff"), b"plain"]
+    assert encode(Symlink(b"x\xff")) == MAGIC + b'{"format":1,"type":"symlink","target":"78ff"}'
+    assert [decode(encode(each)) for each in (chunked, Symlink(b"x\xff"), b"plain")] == [
+        chunked,
+        Symlink(b"x\xff"),
+        b"plain",
+    ]
 
 
 @pytest.mark.parametrize("rest", [b"", b"{}", b'{"format":2}', b'{"format":1,"type":"file","size":1}'])

@@ -21,7 +21,7 @@ from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster, http_ok
 from kvstore.devcluster.pages import unsettled
 from kvstore.devcluster.ports import is_free
-from kvstore.devcluster.record import Record
+from kvstore.devcluster.record import ClusterRecord
 from kvstore.env.secret import read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.ring.ring import Ring
@@ -136,7 +136,7 @@ def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monke
 def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) -> None:
     """They waited for their timeout, and printed gRPC's own words."""
     planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
-    Record(tmp_path).save(planned)
+    ClusterRecord(tmp_path).save(planned)
     for command in (("put", "k", "v"), ("get", "k"), ("scan",), ("watch", "k")):
         answer = kvstore(*command, "--data-dir", str(tmp_path))
         addresses = ", ".join(node.grpc for node in planned.nodes)
@@ -298,7 +298,7 @@ def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, m
             return os.getpid()
 
     cluster = Failing(tmp_path)
-    Record(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    ClusterRecord(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
     cluster.start_node("n1")
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
     with pytest.raises(Unavailable) as refused:
@@ -316,7 +316,7 @@ def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch
             return os.getpid()
 
     cluster = Idle(tmp_path)
-    Record(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    ClusterRecord(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
     cluster._found_running = {"n1", "n2", "n3"}
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
     LocalCluster(tmp_path).down()

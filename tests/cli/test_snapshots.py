@@ -22,7 +22,7 @@ from kvstore.spark.snapshots import here
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
-from kvstore.spark.snapshots.planning import NotContinuable, Wanted
+from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest
 from tests.spark.snapshots.made import EPOCH_MS, full, incremental, some_log
 
 Run = Callable[..., tuple[int, str, str]]
@@ -171,7 +171,7 @@ def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
         rmtree(store.root / "a")
     tried = list[str | None]()
 
-    def job(_: object, wanted: Wanted, *rest: object) -> Manifest:
+    def job(_: object, wanted: SnapshotRequest, *rest: object) -> Manifest:
         tried.append(wanted.parent_id)
         if wanted.parent is not None:
             raise NotContinuable("the log does not reach back")
@@ -242,7 +242,7 @@ def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
     """Night after night it was refused."""
     taken = list[str | None]()
 
-    def job(_: object, wanted: Wanted, *rest: object, **more: object) -> Manifest:
+    def job(_: object, wanted: SnapshotRequest, *rest: object, **more: object) -> Manifest:
         taken.append(wanted.parent_id)
         return store.load("b")
 

@@ -10,11 +10,11 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from kvstore.client.bulk import Row
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.spark import columns
-from kvstore.spark.columns import Plan
+from kvstore.spark.columns import ColumnPlan
 from kvstore.spark.options import Types, types_of, write_options
 
 
-def plan(schema: StructType, **options: str) -> Plan:
+def plan(schema: StructType, **options: str) -> ColumnPlan:
     return columns.plan(schema, write_options(options))
 
 

@@ -7,7 +7,7 @@ import pytest
 from kvstore.client.feed import PartitionFeed
 from kvstore.errors import ConfigError, PositionTrimmed
 from kvstore.spark.offsets import (
-    Span,
+    ChangeSpan,
     advanced,
     check_batch,
     check_given,
@@ -49,11 +49,11 @@ def test_a_partition_that_was_read_to_its_last_change_has_ended() -> None:
 def test_what_lies_between_two_offsets_is_cut_into_portions() -> None:
     start, end = {"p1": 10, "p2": 3}, {"p1": 35, "p2": {"ended": 7}, "p3": 4}
     assert spans(start, end, 10) == [
-        Span("p1", 10, 20),
-        Span("p1", 20, 30),
-        Span("p1", 30, 35),
-        Span("p2", 3, 7),
-        Span("p3", 0, 4),
+        ChangeSpan("p1", 10, 20),
+        ChangeSpan("p1", 20, 30),
+        ChangeSpan("p1", 30, 35),
+        ChangeSpan("p2", 3, 7),
+        ChangeSpan("p3", 0, 4),
     ]
     assert spans(end, end, 10) == []
 
@@ -131,7 +131,7 @@ def test_an_offset_tells_whose_it_is() -> None:
     assert advanced({"p1": 9}, {"p1": 12}, OURS[:1]) == {"@cluster": "c1", "p1": 12}
     assert advanced({"@cluster": "c1", "p1": 9}, {"p1": 12}, FEEDS[:1]) == {"@cluster": "c1", "p1": 12}
     assert lowest(latest(OURS), oldest(OURS)) == {"p1": 5, "p2": 0}
-    assert spans(oldest(OURS), latest(OURS), 100) == [Span("p1", 5, 20), Span("p2", 0, 7)]
+    assert spans(oldest(OURS), latest(OURS), 100) == [ChangeSpan("p1", 5, 20), ChangeSpan("p2", 0, 7)]
 
 
 def test_an_offset_of_another_cluster_is_refused_wherever_it_stands() -> None:

@@ -35,7 +35,7 @@ Settings = Annotated[
 ]
 
 
-class Finding(NamedTuple):
+class ConfigFinding(NamedTuple):
     """One line of the answer."""
 
     line: int | None
@@ -46,12 +46,12 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedConfig:
     """The answer about a file."""
 
     config: NodeConfig | None
     """None: there are faults of form, and nothing else was looked at."""
-    findings: list[Finding]
+    findings: list[ConfigFinding]
 
     def count(self, weight: str) -> int:
         return sum(each.weight == weight for each in self.findings)
@@ -91,7 +91,7 @@ def settings_of(texts: Sequence[str] | None, *, insecure: bool) -> list[Setting]
     return [*map(toml.setting, texts or ()), *([Setting("insecure", True)] if insecure else [])]
 
 
-def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) -> Checked:
+def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) -> CheckedConfig:
     """Look at a file, and unless `only_file` at what it names. Raises ConfigError for one that cannot be read, or is no
     TOML: there the error names the line."""
     if path.exists() and path.stat().st_size > FILE_BYTES_MAX:
@@ -107,9 +107,9 @@ def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) ->
         if not only_file:
             faults += faults_around(config)
             warnings += warnings_around(config)
-    findings = [Finding(line_of(each.name, lines), "fault", *each) for each in faults]
-    findings += [Finding(line_of(each.name, lines), "warning", *each) for each in warnings]
-    return Checked(config, sorted(findings, key=lambda each: (each.line or 0, each.weight)))
+    findings = [ConfigFinding(line_of(each.name, lines), "fault", *each) for each in faults]
+    findings += [ConfigFinding(line_of(each.name, lines), "warning", *each) for each in warnings]
+    return CheckedConfig(config, sorted(findings, key=lambda each: (each.line or 0, each.weight)))
 
 
 def faults_around(config: NodeConfig) -> list[Fault]:

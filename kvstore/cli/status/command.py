@@ -58,7 +58,7 @@ def status(
         raise typer.Exit(UNKNOWN) from None
 
 
-class Look:
+class ClusterView:
     """The cluster at one moment, as far as it says."""
 
     def __init__(self, where: Where) -> None:
@@ -169,7 +169,7 @@ class Blind:
 
 def _show_once(where: Where, *, json: bool) -> int:
     """Return the exit code."""
-    look = Look(where)
+    look = ClusterView(where)
     print(as_json(look.document()) if json else look.text())
     return look.exit_code
 
@@ -184,9 +184,9 @@ def _follow(where: Where, interval_s: float, *, json: bool) -> None:
     code = UNKNOWN
     try:
         while True:
-            look: Look | Blind
+            look: ClusterView | Blind
             try:
-                look = Look(where)
+                look = ClusterView(where)
             except (StoreError, OSError) as error:
                 if before is None:
                     raise

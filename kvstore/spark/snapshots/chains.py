@@ -152,7 +152,7 @@ def _reaches(parent: Manifest, child: Manifest, cut: Cut) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+class SnapshotRetention:
     """Says which snapshots must be kept: the newest ones, and the newest of each of so many days and weeks (UTC)."""
 
     newest: int = 0
@@ -164,7 +164,7 @@ class Retention:
             raise InvalidRequest("say what to keep: at least 1 of --keep, --daily, --weekly")
 
 
-def prunable(catalogue: Catalogue, retention: Retention) -> list[Manifest]:
+def prunable(catalogue: Catalogue, retention: SnapshotRetention) -> list[Manifest]:
     """Return the snapshots that may go, in an order in which every chain is whole after each removal: children before
     their parents.
 

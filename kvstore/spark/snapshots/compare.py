@@ -24,7 +24,7 @@ from kvstore.spark.snapshots.planning import SPLIT_BYTES, change_pieces, left_pl
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.tables import CONTENT, EXACT, Differences, Read, Tables
 from kvstore.spark.snapshots.tasks import PAGE_BYTES, PATIENCE_S, changes
-from kvstore.spark.snapshots.work import Piece
+from kvstore.spark.snapshots.work import SnapshotPart
 
 T = TypeVar("T")
 PIN_TTL_S = 300.0
@@ -75,11 +75,11 @@ def _records_of(split: Split) -> Iterator[Any]:
         yield batch_of(page, split.partition)
 
 
-def _changes_of(cluster: ClientConfig, instance: str, piece: Piece) -> Read:
+def _changes_of(cluster: ClientConfig, instance: str, piece: SnapshotPart) -> Read:
     return partial(changes, cluster, piece.partition, piece.first, piece.last, piece.servers, instance=instance)
 
 
-def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) -> list[Piece]:
+def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) -> list[SnapshotPart]:
     """Return the changes since a snapshot. Raises InvalidRequest if the logs do not tell any more."""
     with FeedReader(cluster, last.cluster) as feed:
         feeds = {each.partition: each for each in feed.positions()}

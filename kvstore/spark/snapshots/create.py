@@ -22,18 +22,18 @@ from kvstore.client.pinned.pins import renew_pin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
 from kvstore.spark.cluster import time_of
 from kvstore.spark.snapshots.directory import room_at
-from kvstore.spark.snapshots.manifest import Kind, Manifest
-from kvstore.spark.snapshots.planning import NotContinuable, Wanted, behind, give_back, pin_name, plan_snapshot
+from kvstore.spark.snapshots.manifest import Manifest, SnapshotKind
+from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest, behind, give_back, pin_name, plan_snapshot
 from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.runners import Runner
 from kvstore.spark.snapshots.store import WORK, SnapshotStore
-from kvstore.spark.snapshots.tasks import Job
-from kvstore.spark.snapshots.work import Plan, Work
+from kvstore.spark.snapshots.tasks import JobContext
+from kvstore.spark.snapshots.work import SnapshotPlan, Work
 
 log = logging.getLogger(__name__)
 
 
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Told of progress: what is being done, how much of how much is done. Called from any thread."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None: ...
@@ -41,9 +41,9 @@ class Progress(Protocol):
 
 def create(
     store: SnapshotStore,
-    wanted: Wanted,
+    wanted: SnapshotRequest,
     runner: Runner,
-    progress: Progress,
+    progress: ProgressCallback,
     published: Callable[[Manifest], None] = lambda _: None,
 ) -> Manifest:
     """A new snapshot in `store`; `published` is told of it while its pin still holds the logs. Raises StoreError,
@@ -62,7 +62,9 @@ def create(
         return manifest
 
 
-def or_full(take: Callable[[Wanted], Manifest], wanted: Wanted, told: Callable[[StoreError], None]) -> Manifest:
+def or_full(
+    take: Callable[[SnapshotRequest], Manifest], wanted: SnapshotRequest, told: Callable[[StoreError], None]
+) -> Manifest:
     """Take a snapshot by `take`, or a full one where what is to be continued cannot be: `told` hears why."""
     try:
         return take(wanted)
@@ -72,7 +74,12 @@ def or_full(take: Callable[[Wanted], Manifest], wanted: Wanted, told: Callable[[
 
 
 def _finished(
-    store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, runner: Runner, progress: Progress
+    store: SnapshotStore,
+    work: Work,
+    plan: SnapshotPlan,
+    wanted: SnapshotRequest,
+    runner: Runner,
+    progress: ProgressCallback,
 ) -> Manifest:
     try:
         return _make(store, work, plan, wanted, runner, progress)
@@ -85,7 +92,7 @@ def _finished(
         raise
 
 
-def _begun(store: SnapshotStore, wanted: Wanted, progress: Progress) -> tuple[Work, Plan]:
+def _begun(store: SnapshotStore, wanted: SnapshotRequest, progress: ProgressCallback) -> tuple[Work, SnapshotPlan]:
     progress("pinning the store", 0, None)
     plan = plan_snapshot(wanted, time_of(wanted.cluster))
     try:
@@ -99,7 +106,7 @@ def _begun(store: SnapshotStore, wanted: Wanted, progress: Progress) -> tuple[Wo
         raise
 
 
-def resumed_or_none(store: SnapshotStore, wanted: Wanted) -> tuple[Work, Plan] | None:
+def resumed_or_none(store: SnapshotStore, wanted: SnapshotRequest) -> tuple[Work, SnapshotPlan] | None:
     """Work of a driver that has ended, if it was after the same thing and its pin lives; what cannot be resumed any
     more is removed."""
     for folder in store.remains():
@@ -121,7 +128,7 @@ def resumed_or_none(store: SnapshotStore, wanted: Wanted) -> tuple[Work, Plan] |
     return None
 
 
-def _renewed(plan: Plan, wanted: Wanted) -> bool:
+def _renewed(plan: SnapshotPlan, wanted: SnapshotRequest) -> bool:
     try:
         _keep_once(wanted, plan)
     except (NoSuchPin, PositionTrimmed):
@@ -130,10 +137,17 @@ def _renewed(plan: Plan, wanted: Wanted) -> bool:
     return True
 
 
-def _make(store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, runner: Runner, progress: Progress) -> Manifest:
+def _make(
+    store: SnapshotStore,
+    work: Work,
+    plan: SnapshotPlan,
+    wanted: SnapshotRequest,
+    runner: Runner,
+    progress: ProgressCallback,
+) -> Manifest:
     winners = work.finished()
     missing = [piece for piece in plan.pieces if piece.name not in winners]
-    job = Job(
+    job = JobContext(
         attempts=work.attempts,
         kind=plan.kind,
         pin=plan.pin,
@@ -161,7 +175,7 @@ def _make(store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, runner: 
         return work.publish(plan, winners, ended_ms)
 
 
-def _ended_ms(wanted: Wanted, plan: Plan) -> int:
+def _ended_ms(wanted: SnapshotRequest, plan: SnapshotPlan) -> int:
     """For people; not worth a snapshot."""
     try:
         return max(plan.started_ms, time_of(wanted.cluster))
@@ -170,7 +184,9 @@ def _ended_ms(wanted: Wanted, plan: Plan) -> int:
 
 
 @contextmanager
-def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], look_s: float) -> Iterator[None]:
+def kept(
+    wanted: SnapshotRequest, plan: SnapshotPlan, runner: Runner, look: Callable[[], None], look_s: float
+) -> Iterator[None]:
     """Renews the pin, and looks at progress, while the job runs. A pin that is lost ends the job: NoSuchPin."""
     ended = threading.Event()
     lost: list[StoreError] = []
@@ -207,7 +223,7 @@ def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], l
         keeper.join()
 
 
-def _keep_once(wanted: Wanted, plan: Plan) -> None:
+def _keep_once(wanted: SnapshotRequest, plan: SnapshotPlan) -> None:
     read = [each.partition for each in plan.partitions if each.ranges]
     renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s, partitions=read, identity=wanted.instance)
     if wanted.parent is not None:
@@ -216,8 +232,8 @@ def _keep_once(wanted: Wanted, plan: Plan) -> None:
             feed.hold(pin_name(plan.id), starts, wanted.pin_ttl_s)
 
 
-def _give_back(cluster: ClientConfig, plan: Plan) -> None:
-    held = [each.partition for each in plan.partitions] if plan.kind is Kind.INCREMENTAL else []
+def _give_back(cluster: ClientConfig, plan: SnapshotPlan) -> None:
+    held = [each.partition for each in plan.partitions] if plan.kind is SnapshotKind.INCREMENTAL else []
     give_back(cluster, plan.id, held)
 
 

@@ -33,7 +33,7 @@ _SIGNATURE = re.compile(rb',\n "hmac_sha256": "([0-9a-f]{64})"\Z')
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n\Z')
 
 
-class Kind(StrEnum):
+class SnapshotKind(StrEnum):
     FULL = "full"
     """Every record, as it was at the positions."""
     INCREMENTAL = "incremental"
@@ -41,7 +41,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PartitionPosition:
     """Where one partition's log was, and what the partition owned there."""
 
     partition: str
@@ -90,7 +90,7 @@ class Manifest:
     """A finished snapshot."""
 
     id: str
-    kind: Kind
+    kind: SnapshotKind
     parent: str | None
     """What an incremental continues."""
     cluster: str
@@ -100,7 +100,7 @@ class Manifest:
     ring_version: int
     rows: int
     size_bytes: int
-    partitions: tuple[Place, ...]
+    partitions: tuple[PartitionPosition, ...]
     """Sorted by partition."""
     files: tuple[DataFile, ...]
     """Sorted by path."""
@@ -110,7 +110,7 @@ class Manifest:
         """The latest moment that is in it."""
         return max((each.time_ms for each in self.partitions), default=0)
 
-    def places(self) -> Mapping[str, Place]:
+    def places(self) -> Mapping[str, PartitionPosition]:
         return {each.partition: each for each in self.partitions}
 
     def starts(self, partitions: Iterable[str]) -> dict[str, int]:
@@ -157,13 +157,13 @@ def _check_signature(sealed: bytes, keys: Keys, what: str) -> None:
         )
 
 
-class _Envelope(msgspec.Struct):
+class _ManifestHeader(msgspec.Struct):
     format: int
 
 
 def _check_format(data: bytes, what: str) -> None:
     try:
-        found = msgspec.json.decode(data, type=_Envelope).format
+        found = msgspec.json.decode(data, type=_ManifestHeader).format
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupted(f"{what} is no manifest of a snapshot ({error}); {REMEDY}") from None
     if found > FORMAT:
@@ -176,7 +176,7 @@ def problem_or_none(manifest: Manifest) -> str | None:
     """Why no correct writer has written this."""
     if not is_id(manifest.id):
         return f"{manifest.id!r} is no id of a snapshot"
-    if (manifest.kind is Kind.INCREMENTAL) != (manifest.parent is not None):
+    if (manifest.kind is SnapshotKind.INCREMENTAL) != (manifest.parent is not None):
         return f"{manifest.kind} with parent {manifest.parent}"
     names = [each.partition for each in manifest.partitions]
     if not names or names != sorted(set(names)):
@@ -193,7 +193,7 @@ def problem_or_none(manifest: Manifest) -> str | None:
     return tiling_problem_or_none(manifest.partitions)
 
 
-def tiling_problem_or_none(places: tuple[Place, ...]) -> str | None:
+def tiling_problem_or_none(places: tuple[PartitionPosition, ...]) -> str | None:
     """Why the partitions do not own every token exactly once: then a key could be missing, or be there twice."""
     owned = sorted((first, last, each.partition) for each in places for first, last in each.ranges)
     expected = 0

@@ -35,7 +35,7 @@ from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.signing import Keys
 from kvstore.spark.snapshots.store import GONE, READ, RESUMABLE_S, WORK, SnapshotStore, going
-from kvstore.spark.snapshots.work import PLAN, Plan
+from kvstore.spark.snapshots.work import PLAN, SnapshotPlan
 
 log = logging.getLogger(__name__)
 LOCK, MARK, READS = "lock-", "mark", "reads.json"
@@ -86,9 +86,9 @@ class RemoteStore(SnapshotStore):
     def begin(self) -> None:
         """The first file makes it."""
 
-    def lock_or_none(self, folder: Location) -> Lease | None:
+    def lock_or_none(self, folder: Location) -> LockHeartbeat | None:
         assert isinstance(folder, RemotePath)
-        return Lease.or_none(folder)
+        return LockHeartbeat.or_none(folder)
 
     def is_torn(self, snapshot: str) -> bool:
         busy = self.work(snapshot).exists() or self._is_marked(snapshot)
@@ -212,7 +212,7 @@ class RemoteStore(SnapshotStore):
         for folder in folders:
             assert isinstance(folder, RemotePath)
             if not _is_mark(folder):
-                if (lease := Lease.or_none(folder)) is not None:  # its age is by this machine's clock
+                if (lease := LockHeartbeat.or_none(folder)) is not None:  # its age is by this machine's clock
                     lease.stop()
                     self.remove_work(folder)
                 continue
@@ -223,17 +223,17 @@ class RemoteStore(SnapshotStore):
         return [folder for folder in folders if not folder.exists()]
 
 
-def _plan_or_none(folder: Location) -> Plan | None:
+def _plan_or_none(folder: Location) -> SnapshotPlan | None:
     try:
-        return codec.decode(Plan, (folder / PLAN).read_bytes(), what=str(folder))
+        return codec.decode(SnapshotPlan, (folder / PLAN).read_bytes(), what=str(folder))
     except (FileNotFoundError, Corrupted):
         return None
 
 
-def _reader_or_none(folder: RemotePath, snapshots: Sequence[str]) -> Lease | None:
+def _reader_or_none(folder: RemotePath, snapshots: Sequence[str]) -> LockHeartbeat | None:
     try:
         (folder / READS).write(json.dumps(list(snapshots)).encode())
-        return Lease.or_none(folder)
+        return LockHeartbeat.or_none(folder)
     except (OSError, StoreError) as error:  # whoever restores may have no right to write there
         log.warning("folder=%s a prune may remove what is read: %s", folder, error)
         return None
@@ -244,7 +244,7 @@ def _is_read(root: RemotePath, snapshot: str) -> bool:
     for folder in root.iterdir():
         if not folder.name.startswith(READ) or snapshot not in _read_by(folder):
             continue
-        if (lease := Lease.or_none(folder)) is None:
+        if (lease := LockHeartbeat.or_none(folder)) is None:
             return True
         lease.stop()
         _forget(folder)
@@ -289,7 +289,7 @@ def _check_size(place: RemotePath, wanted: int) -> None:
         )
 
 
-class Lease:
+class LockHeartbeat:
     """Counts in `lock-<n>` of a folder as long as this process lives."""
 
     def __init__(self, folder: RemotePath, number: int) -> None:
@@ -301,7 +301,7 @@ class Lease:
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     @classmethod
-    def or_none(cls, folder: RemotePath) -> Lease | None:
+    def or_none(cls, folder: RemotePath) -> LockHeartbeat | None:
         """None if another driver lives; it is watched for that for LEASE_S."""
         number, said = _last_of(folder)
         over = time.monotonic() + LEASE_S

@@ -13,8 +13,8 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader, PartitionFeed
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, pin_store, unpin
 from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError, Unavailable
-from kvstore.spark.snapshots.manifest import Kind, Manifest, Place
-from kvstore.spark.snapshots.work import Piece, Plan
+from kvstore.spark.snapshots.manifest import Manifest, PartitionPosition, SnapshotKind
+from kvstore.spark.snapshots.work import SnapshotPart, SnapshotPlan
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class NotContinuable(InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SnapshotRequest:
     """The request for a new snapshot."""
 
     cluster: ClientConfig
@@ -50,14 +50,14 @@ class Wanted:
     """At most, of keys and values, in all tasks together; 0: as fast as it goes."""
 
     @property
-    def kind(self) -> Kind:
-        return Kind.INCREMENTAL if self.parent else Kind.FULL
+    def kind(self) -> SnapshotKind:
+        return SnapshotKind.INCREMENTAL if self.parent else SnapshotKind.FULL
 
     @property
     def parent_id(self) -> str | None:
         return self.parent.id if self.parent else None
 
-    def fits(self, plan: Plan) -> bool:
+    def fits(self, plan: SnapshotPlan) -> bool:
         """Whether a job that was killed was after the same thing."""
         return (plan.kind, plan.parent, plan.cluster) == (self.kind, self.parent_id, self.instance)
 
@@ -67,7 +67,7 @@ def pin_name(snapshot: str) -> str:
     return f"snapshot-{snapshot}"
 
 
-def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
+def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
     """Pin, and cut. Raises StoreError; for an incremental of which the logs do not hold everything any more,
     NotContinuable. Whatever it raises, nothing stays pinned that can be given back."""
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -84,7 +84,7 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     except BaseException:  # also what a terminal interrupts: nobody can go on with a pin that no plan names
         give_back(wanted.cluster, name, held)
         raise
-    return Plan(
+    return SnapshotPlan(
         id=name,
         kind=wanted.kind,
         parent=wanted.parent_id,
@@ -98,7 +98,7 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     )
 
 
-def _pin(wanted: Wanted, name: str, feed: FeedReader) -> tuple[PinnedStore, list[PartitionFeed]]:
+def _pin(wanted: SnapshotRequest, name: str, feed: FeedReader) -> tuple[PinnedStore, list[PartitionFeed]]:
     """A position in every partition that has logged anything, and what the feeds were before. One that owns nothing
     may not have been pinned, but keys have changed there, and it may own some again. Raises Unavailable."""
     until = time.monotonic() + SILENT_S
@@ -124,9 +124,9 @@ def _not_led(partition: str) -> Unavailable:
     return Unavailable(f"partition {partition} is not led just now (`kvstore partition list`): try again")
 
 
-def place_of(pinned: PinnedPartition) -> Place:
+def place_of(pinned: PinnedPartition) -> PartitionPosition:
     """Where a partition stands in what is pinned."""
-    return Place(
+    return PartitionPosition(
         partition=pinned.partition,
         ledger=pinned.position.ledger,
         entry=pinned.position.entry,
@@ -136,22 +136,24 @@ def place_of(pinned: PinnedPartition) -> Place:
     )
 
 
-def _past(left: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[Place]:
+def _past(left: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[PartitionPosition]:
     """Partitions that had left the ring already: of those that leave later, one that is not named has joined since."""
     here = {each.partition for each in pinned.partitions}
     time_ms = min(each.time_ms for each in pinned.partitions)
     return (_place_of_left(each, time_ms) for each in left if each.partition not in here)
 
 
-def _place_of_left(feed: PartitionFeed, time_ms: int) -> Place:
-    return Place(partition=feed.partition, ledger=-1, entry=-1, sequence=feed.latest, time_ms=time_ms, ranges=())
+def _place_of_left(feed: PartitionFeed, time_ms: int) -> PartitionPosition:
+    return PartitionPosition(
+        partition=feed.partition, ledger=-1, entry=-1, sequence=feed.latest, time_ms=time_ms, ranges=()
+    )
 
 
-def _splits(pinned: PinnedStore) -> Iterator[Piece]:
+def _splits(pinned: PinnedStore) -> Iterator[SnapshotPart]:
     numbers: dict[str, int] = {}
     for split in pinned.splits():
         number = numbers[split.partition] = numbers.get(split.partition, -1) + 1
-        yield Piece(
+        yield SnapshotPart(
             name=f"{split.partition}-{number:05d}",
             partition=split.partition,
             first=split.first,
@@ -162,8 +164,8 @@ def _splits(pinned: PinnedStore) -> Iterator[Piece]:
 
 
 def _plan_changes(
-    wanted: Wanted, parent: Manifest, name: str, held: set[str]
-) -> tuple[PinnedStore, tuple[Place, ...], tuple[Piece, ...]]:
+    wanted: SnapshotRequest, parent: Manifest, name: str, held: set[str]
+) -> tuple[PinnedStore, tuple[PartitionPosition, ...], tuple[SnapshotPart, ...]]:
     """`held` gets to know of which partitions logs are held."""
     with FeedReader(wanted.cluster, wanted.instance) as feed:
         feeds = {each.partition: each for each in feed.positions()}
@@ -216,7 +218,7 @@ def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
 
 def left_places(
     parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
-) -> Iterator[Place]:
+) -> Iterator[PartitionPosition]:
     """Where the logs of partitions end that have left the ring. Raises NotContinuable if such a log is gone and the
     parent does not have it to its end, or if the parent does not name it; Unavailable if one that is in
     the ring was not pinned."""
@@ -245,7 +247,9 @@ def left_places(
         yield _place_of_left(after, before.time_ms)
 
 
-def change_pieces(parent: Manifest, places: Sequence[Place], feeds: Mapping[str, PartitionFeed]) -> Iterator[Piece]:
+def change_pieces(
+    parent: Manifest, places: Sequence[PartitionPosition], feeds: Mapping[str, PartitionFeed]
+) -> Iterator[SnapshotPart]:
     """The logs between two snapshots, cut into sequences that one task reads."""
     starts = parent.starts(each.partition for each in places)
     for place in places:
@@ -255,7 +259,7 @@ def change_pieces(parent: Manifest, places: Sequence[Place], feeds: Mapping[str,
         servers = feeds[place.partition].servers if place.partition in feeds else ()
         for number, first in enumerate(range(start, place.sequence, step)):
             last = min(first + step, place.sequence)
-            yield Piece(
+            yield SnapshotPart(
                 name=f"{place.partition}-{number:05d}",
                 partition=place.partition,
                 first=first,

@@ -126,7 +126,7 @@ class RemotePath:
 
     def open(self) -> BinaryIO:
         with self._answered() as (fs, path):
-            return cast(BinaryIO, _Reading(self, fs.open(path, "rb", block_size=BLOCK_BYTES)))
+            return cast(BinaryIO, _RemoteFile(self, fs.open(path, "rb", block_size=BLOCK_BYTES)))
 
     def write(self, data: bytes) -> None:
         """There as a whole or not at all: by one put, or, where a put is seen while it is written, by a rename."""
@@ -233,7 +233,7 @@ def local_copy_of(place: Location) -> Iterator[Path]:
         place.upload(path)
 
 
-class _Reading(io.RawIOBase):
+class _RemoteFile(io.RawIOBase):
     """A file that is read. A driver that fails amid it says nothing about the bytes: Unavailable."""
 
     def __init__(self, place: RemotePath, file: Any) -> None:

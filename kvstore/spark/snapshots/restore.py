@@ -18,7 +18,7 @@ from kvstore.client.blocking.client import Client
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, StoreError
 from kvstore.spark.snapshots.chains import Cut
-from kvstore.spark.snapshots.create import Progress
+from kvstore.spark.snapshots.create import ProgressCallback
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.tables import Tables
@@ -45,7 +45,7 @@ def restore(
     cluster: ClientConfig,
     *,
     into_filled: bool,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> Restored:
     """Write the records at the cut. Raises InvalidRequest if the cluster holds keys, unless `into_filled`: then keys
     that the snapshot does not have stay as they are."""
@@ -98,7 +98,7 @@ def _living(batch: Any, now_ms: int) -> Any:
 
 
 @contextmanager
-def _watched(cluster: ClientConfig, before: int, total: int, progress: Progress) -> Iterator[None]:
+def _watched(cluster: ClientConfig, before: int, total: int, progress: ProgressCallback) -> Iterator[None]:
     """Tells how many keys the cluster has, while the job runs."""
     ended = threading.Event()
 

@@ -19,9 +19,9 @@ from kvstore.client.blocking.client import Client
 from kvstore.client.feed import FeedReader
 from kvstore.errors import NoSuchPin, PermissionDenied, PositionTrimmed, Retryable, StoreError, Unavailable
 from kvstore.spark.snapshots.manifest import DataFile
-from kvstore.spark.snapshots.planning import NotContinuable, Wanted, behind
-from kvstore.spark.snapshots.tasks import Job, load_libraries, write_piece
-from kvstore.spark.snapshots.work import Piece
+from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest, behind
+from kvstore.spark.snapshots.tasks import JobContext, load_libraries, write_piece
+from kvstore.spark.snapshots.work import SnapshotPart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +49,7 @@ class Runner(Protocol):
     def wake(self) -> None:
         """Get ready, before servers keep a position. Raises StoreError."""
 
-    def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
+    def run(self, job: JobContext, pieces: Sequence[SnapshotPart], group: str) -> dict[str, DataFile]:
         """By the names of the pieces, the file of the attempt that counts. Raises StoreError."""
 
     def cancel(self, group: str) -> None:
@@ -72,7 +72,7 @@ class SparkRunner:
         with self._fed("kvstore snapshot"):
             self._session.sparkContext.parallelize(range(workers), workers).foreach(load_libraries)
 
-    def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
+    def run(self, job: JobContext, pieces: Sequence[SnapshotPart], group: str) -> dict[str, DataFile]:
         """One task for each piece."""
         context = self._session.sparkContext
         with self._fed(group):
@@ -135,7 +135,7 @@ class ThreadRunner:
     def wake(self) -> None:
         load_libraries(None)
 
-    def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
+    def run(self, job: JobContext, pieces: Sequence[SnapshotPart], group: str) -> dict[str, DataFile]:
         found: dict[str, DataFile] = {}
         with ThreadPoolExecutor(self.parallelism, "piece") as threads:
             running = {threads.submit(self._piece, job, piece): piece for piece in pieces}
@@ -148,7 +148,7 @@ class ThreadRunner:
                 raise
         return found
 
-    def _piece(self, job: Job, piece: Piece) -> DataFile:
+    def _piece(self, job: JobContext, piece: SnapshotPart) -> DataFile:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return write_piece(job, piece, self._check)
@@ -170,7 +170,7 @@ class ThreadRunner:
         self._cancelled.set()
 
 
-def is_small(wanted: Wanted) -> bool:
+def is_small(wanted: SnapshotRequest) -> bool:
     """Whether the snapshot is not worth a JVM, by what the servers say now. Raises StoreError."""
     try:
         with FeedReader(wanted.cluster, wanted.instance) as feed:

@@ -30,7 +30,7 @@ RESUMABLE_S = 86_400.0
 """Pins live no longer."""
 
 
-class Lock(Protocol):
+class SnapshotLock(Protocol):
     """Says that the driver lives which makes a snapshot. It ends with its process."""
 
     def is_held(self) -> bool:
@@ -142,7 +142,7 @@ class SnapshotStore(ABC):
         """Make the place."""
 
     @abstractmethod
-    def lock_or_none(self, folder: Location) -> Lock | None:
+    def lock_or_none(self, folder: Location) -> SnapshotLock | None:
         """The lock of a folder of work; None if another driver has it, the folder is another user's, or gone."""
 
     @abstractmethod

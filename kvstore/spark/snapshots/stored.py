@@ -27,7 +27,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredFile:
     """A data file of a snapshot where it is stored, with what the manifest says of it. It is sent to Spark's tasks."""
 
     path: Location

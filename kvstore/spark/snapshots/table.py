@@ -22,7 +22,7 @@ from kvstore.env.files.private import private_opener
 from kvstore.errors import Corrupted
 from kvstore.spark.snapshots.manifest import DataFile
 from kvstore.spark.snapshots.pages import check_pages
-from kvstore.spark.snapshots.stored import Stored
+from kvstore.spark.snapshots.stored import StoredFile
 
 GROUP_BYTES = 16 << 20
 GROUP_ROWS_MAX = 1 << 17
@@ -152,7 +152,7 @@ def _widest(bounds: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
-def read_table(stored: Stored) -> Iterator[pa.RecordBatch]:
+def read_table(stored: StoredFile) -> Iterator[pa.RecordBatch]:
     """Read the rows of a file in their order, in batches of some MiB, with the checksum of every page. What the file
     says of its sizes is checked before any row is read, so that memory is bounded. Raises Corrupted, OSError."""
     path = stored.path
@@ -180,7 +180,7 @@ def read_table(stored: Stored) -> Iterator[pa.RecordBatch]:
         raise Corrupted(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
 
-def _check_footer(stored: Stored, footer: Any) -> None:
+def _check_footer(stored: StoredFile, footer: Any) -> None:
     """Raises Corrupted for a file that `TableWriter` cannot have written: one that would take more memory than its
     sizes say because values are shared (a dictionary, common prefixes), or whose row groups are too large."""
     path = stored.path
@@ -206,7 +206,7 @@ def _check_footer(stored: Stored, footer: Any) -> None:
                 )
 
 
-def _as_written(stored: Stored, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _as_written(stored: StoredFile, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch with the names of partitions as strings. They are read as a dictionary, because few bytes of a file
     can stand for a long name in every row. Raises Corrupted for a batch that is larger than its file said."""
     names = batch["partition"].dictionary
@@ -217,7 +217,7 @@ def _as_written(stored: Stored, batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def sha256_of(stored: Stored) -> str:
+def sha256_of(stored: StoredFile) -> str:
     """Return the checksum of a file. Raises Corrupted as `Stored.open` does, OSError."""
     digest = hashlib.sha256()
     with stored.open() as file:

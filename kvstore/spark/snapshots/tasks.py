@@ -21,10 +21,10 @@ from kvstore.client.pinned.pins import Split
 from kvstore.client.pinned.read import read_pinned
 from kvstore.spark.changes import batch_of, pages_between
 from kvstore.spark.snapshots.directory import room_at, write_durably
-from kvstore.spark.snapshots.manifest import DataFile, Kind
+from kvstore.spark.snapshots.manifest import DataFile, SnapshotKind
 from kvstore.spark.snapshots.remote import Location, local_copy_of
 from kvstore.spark.snapshots.table import TableWriter, columns_of
-from kvstore.spark.snapshots.work import Piece, note_of
+from kvstore.spark.snapshots.work import SnapshotPart, note_of
 from kvstore.types import Position
 
 PAGE_BYTES = 256 << 10
@@ -36,12 +36,12 @@ PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JobContext:
     """The part of a job that all its tasks know. It is sent to each."""
 
     attempts: Location
     """The directory to write to."""
-    kind: Kind
+    kind: SnapshotKind
     pin: str
     positions: dict[str, Position]
     compression: str
@@ -59,7 +59,7 @@ def load_libraries(_: object) -> None:
         writer.write_batch(table)
 
 
-def write_piece(job: Job, piece: Piece, check: Callable[[], None] = lambda: None) -> DataFile:
+def write_piece(job: JobContext, piece: SnapshotPart, check: Callable[[], None] = lambda: None) -> DataFile:
     """The finished file, named as it stands among the attempts. What a failed attempt wrote is removed. `check` is
     called now and then, and ends it by an error."""
     name = f"{piece.name}.{uuid4().hex}"
@@ -80,7 +80,7 @@ def write_piece(job: Job, piece: Piece, check: Callable[[], None] = lambda: None
     return file
 
 
-def _room_of(job: Job, path: Path) -> Location:
+def _room_of(job: JobContext, path: Path) -> Location:
     """Name the place whose disk is full, for people."""
     return job.attempts.parent.parent if path.parent == job.attempts else path.parent
 
@@ -95,9 +95,9 @@ def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.
             time.sleep(max(0.0, due - time.monotonic()))
 
 
-def batches(job: Job, piece: Piece) -> Iterator[pa.RecordBatch]:
+def batches(job: JobContext, piece: SnapshotPart) -> Iterator[pa.RecordBatch]:
     """The rows of a piece. The same ones in the same order, whoever asks."""
-    if job.kind is Kind.INCREMENTAL:
+    if job.kind is SnapshotKind.INCREMENTAL:
         yield from changes(job.cluster, piece.partition, piece.first, piece.last, piece.servers, instance=job.instance)
         return
     split = Split(

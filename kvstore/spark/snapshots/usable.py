@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from kvstore.spark.snapshots.chains import Catalogue, chain_of
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
-from kvstore.spark.snapshots.stored import Stored
+from kvstore.spark.snapshots.stored import StoredFile
 
 LOOKS_AT_ONCE = 8
 """Files whose sizes are asked for at a time; at a URL each is a request."""
 
 
-def stored_files(store: SnapshotStore, manifest: Manifest) -> list[Stored]:
+def stored_files(store: SnapshotStore, manifest: Manifest) -> list[StoredFile]:
     """The files of a snapshot. Raises Corrupted for one that is missing, has another size, or is no regular file."""
-    found = [Stored(store.folder(manifest.id) / file.path, file) for file in manifest.files]
+    found = [StoredFile(store.folder(manifest.id) / file.path, file) for file in manifest.files]
     with ThreadPoolExecutor(LOOKS_AT_ONCE, "stored") as threads:
-        list(threads.map(Stored.check, found))
+        list(threads.map(StoredFile.check, found))
     return found
 
 

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 from kvstore.errors import Corrupted
 from kvstore.ring.hashing import token_of
-from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
+from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind
 from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.store import SnapshotStore
-from kvstore.spark.snapshots.stored import Stored
+from kvstore.spark.snapshots.stored import StoredFile
 from kvstore.spark.snapshots.table import read_table, sha256_of
 from kvstore.spark.snapshots.usable import stored_files
 
@@ -67,7 +67,7 @@ def _file_problems(
     store: SnapshotStore, manifest: Manifest, file: DataFile, done: Callable[[int], None]
 ) -> tuple[list[str], tuple[int, int] | None]:
     """Find the flaws of a file, and from where to where its rows go."""
-    stored = Stored(store.folder(manifest.id) / file.path, file)
+    stored = StoredFile(store.folder(manifest.id) / file.path, file)
     try:
         if sha256_of(stored) != file.sha256:
             return ["its checksum is not the manifest's: it was changed or is damaged"], None
@@ -83,7 +83,7 @@ def _file_problems(
 class _Check:
     """The rows of one file."""
 
-    def __init__(self, file: DataFile, place: Place, kind: Kind) -> None:
+    def __init__(self, file: DataFile, place: PartitionPosition, kind: SnapshotKind) -> None:
         self._file, self._place, self._kind = file, place, kind
         self._rows = self._deletes = 0
         self._found: dict[str, None] = {}
@@ -106,7 +106,7 @@ class _Check:
         low, high = pc.min_max(batch["version"]).as_py().values()
         if low < self._file.min_version or high > self._file.max_version or high > self._place.sequence:
             self._say(f"has versions from {low} to {high}, the position is {self._place.sequence}")
-        if self._kind is Kind.FULL:
+        if self._kind is SnapshotKind.FULL:
             self._add_records(batch["key"].to_pylist())
         else:
             self._add_changes(batch["version"].to_pylist())
@@ -145,7 +145,7 @@ class _Check:
                 f"has {self._rows} rows, {self._deletes} of them deletes; the manifest says {self._file.rows} and "
                 f"{self._file.deletes}"
             )
-        if self._kind is Kind.FULL and self._deletes:
+        if self._kind is SnapshotKind.FULL and self._deletes:
             self._say("has records without a value")
         return list(self._found)
 

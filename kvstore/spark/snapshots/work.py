@@ -19,10 +19,10 @@ from kvstore.errors import Corrupted, StoreError
 from kvstore.meta import codec
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.directory import write_durably
-from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
+from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind
 from kvstore.spark.snapshots.remote import Location, RemotePath
-from kvstore.spark.snapshots.store import WORK, Lock, SnapshotStore
-from kvstore.spark.snapshots.stored import Stored, read_document
+from kvstore.spark.snapshots.store import WORK, SnapshotLock, SnapshotStore
+from kvstore.spark.snapshots.stored import StoredFile, read_document
 from kvstore.spark.snapshots.table import sha256_of
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ PLAN, ATTEMPTS = "plan.json", "attempts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class SnapshotPart:
     """The records that one task writes into one file."""
 
     name: str
@@ -46,18 +46,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SnapshotPlan:
     """The plan of a snapshot. Nothing of it changes while it is made, over however many drivers."""
 
     id: str
-    kind: Kind
+    kind: SnapshotKind
     parent: str | None
     cluster: str
     started_ms: int
     ring_version: int
     pin: str
-    partitions: tuple[Place, ...]
-    pieces: tuple[Piece, ...]
+    partitions: tuple[PartitionPosition, ...]
+    pieces: tuple[SnapshotPart, ...]
     compression: str
 
     @property
@@ -68,12 +68,12 @@ class Plan:
 class Work:
     """The hidden folder of one snapshot, locked by this process."""
 
-    def __init__(self, store: SnapshotStore, folder: Location, lock: Lock | None = None) -> None:
+    def __init__(self, store: SnapshotStore, folder: Location, lock: SnapshotLock | None = None) -> None:
         self._store, self.folder = store, folder
         self._lock = lock
 
     @classmethod
-    def begin(cls, store: SnapshotStore, plan: Plan) -> Work:
+    def begin(cls, store: SnapshotStore, plan: SnapshotPlan) -> Work:
         """Raises OSError, StoreError: then nothing is left."""
         work = cls(store, store.work(plan.id))
         try:
@@ -95,11 +95,11 @@ class Work:
         lock = store.lock_or_none(folder)
         return None if lock is None else cls(store, folder, lock)
 
-    def plan_or_none(self) -> Plan | None:
+    def plan_or_none(self) -> SnapshotPlan | None:
         """None if the driver was killed before it had written one."""
         try:
             found = read_document(self.folder / PLAN, levels=2)
-            return codec.decode(Plan, found, what=str(self.folder / PLAN))
+            return codec.decode(SnapshotPlan, found, what=str(self.folder / PLAN))
         except (FileNotFoundError, Corrupted):
             return None
 
@@ -139,13 +139,13 @@ class Work:
     def _is_whole(self, piece: str, file: DataFile) -> bool:
         for path in (self.attempts / file.path, self._store.place_of(self.snapshot, piece, file)):
             try:
-                if sha256_of(Stored(path, file)) == file.sha256:
+                if sha256_of(StoredFile(path, file)) == file.sha256:
                     return True
             except Corrupted:
                 continue
         return False
 
-    def publish(self, plan: Plan, winners: Mapping[str, DataFile], ended_ms: int) -> Manifest:
+    def publish(self, plan: SnapshotPlan, winners: Mapping[str, DataFile], ended_ms: int) -> Manifest:
         """Make the snapshot of one attempt of each piece, and remove all else. Raises Corrupted if a file is not here
         as its task wrote it: then executors and driver do not see the same directory."""
         assert sorted(winners) == sorted(each.name for each in plan.pieces)
@@ -191,7 +191,7 @@ class Work:
         self._store.remove_work(self.folder)
         self.release()
 
-    def _is_ours(self, lock: Lock) -> bool:
+    def _is_ours(self, lock: SnapshotLock) -> bool:
         try:
             return lock.is_held()
         except (OSError, StoreError) as error:

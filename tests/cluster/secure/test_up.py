@@ -30,7 +30,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from kvstore.access import AddUser
 from kvstore.client import Client
 from kvstore.devcluster import authority
-from kvstore.devcluster.authority import Authority
+from kvstore.devcluster.authority import CertificateAuthority
 from kvstore.devcluster.local import secure_folder
 from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
 from kvstore.env.files.private import write_private
@@ -318,7 +318,7 @@ def replace_certificate(cluster: Cluster, days: int, monkeypatch: pytest.MonkeyP
     folder = folder_of(cluster)
     monkeypatch.setattr(authority, "ISSUED_DAYS", days)
     monkeypatch.setattr(authority, "_BEFORE", timedelta(days=3))
-    write_private(folder.path / "n1.pem", Authority(folder.path)._issued("n1", HOSTS))
+    write_private(folder.path / "n1.pem", CertificateAuthority(folder.path)._issued("n1", HOSTS))
     os.kill(cluster.pid("n1"), signal.SIGHUP)
 
 

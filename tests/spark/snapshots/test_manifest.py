@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import Corrupted, InvalidRequest
-from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place, decode, encode
+from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind, decode, encode
 
 FILE = DataFile(
     path="data/p1-00000.parquet",
@@ -21,10 +21,12 @@ FILE = DataFile(
     min_version=1,
     max_version=9,
 )
-PLACE = Place(partition="p1", ledger=3, entry=4, sequence=9, time_ms=1_700_000_000_000, ranges=((0, 2**32 - 1),))
+PLACE = PartitionPosition(
+    partition="p1", ledger=3, entry=4, sequence=9, time_ms=1_700_000_000_000, ranges=((0, 2**32 - 1),)
+)
 GOLDEN = Manifest(
     id="20231114T221320Z-full-0a1b",
-    kind=Kind.FULL,
+    kind=SnapshotKind.FULL,
     parent=None,
     cluster="8d5e2f52",
     started_ms=1_700_000_000_000,
@@ -112,7 +114,7 @@ def test_a_manifest_of_a_later_version_is_refused_by_number() -> None:
     [
         ({"id": "../etc"}, "no id"),
         ({"parent": "x"}, "parent"),
-        ({"kind": Kind.INCREMENTAL}, "parent"),
+        ({"kind": SnapshotKind.INCREMENTAL}, "parent"),
         ({"rows": 3}, "rows"),
         ({"partitions": ()}, "none"),
         ({"partitions": (replace(PLACE, ranges=((0, 5),)),)}, "owned by none"),

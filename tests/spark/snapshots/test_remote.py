@@ -20,14 +20,14 @@ from kvstore.cli.main import build
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import chains, objects, verify
 from kvstore.spark.snapshots.create import resumed_or_none
-from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
+from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.places import store_at
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of, location
 from kvstore.spark.snapshots.store import READ, RESUMABLE_S
 from kvstore.spark.snapshots.table import TableWriter
 from kvstore.spark.snapshots.tasks import write_durably
-from kvstore.spark.snapshots.work import Piece, Work, note_of
+from kvstore.spark.snapshots.work import SnapshotPart, Work, note_of
 from tests.spark.snapshots.object_store import s3_server
 from tests.spark.snapshots.test_work import PIECES, PLAN, WANTED, Killed, died
 from tests.waiting import PATIENCE_S
@@ -58,7 +58,7 @@ def store(root: RemotePath, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
     return RemoteStore(root)
 
 
-def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
+def attempt(work: Work, piece: SnapshotPart, *, noted: bool = True) -> DataFile:
     """What a task leaves: the file and, if it came to its end, the note beside it."""
     name = f"{piece.name}.{uuid4().hex}"
     with local_copy_of(work.attempts / f"{name}.parquet") as path:
@@ -69,7 +69,7 @@ def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
 
 
 def published(store: RemoteStore, name: str, parent: str | None = None) -> None:
-    kind = Kind.FULL if parent is None else Kind.INCREMENTAL
+    kind = SnapshotKind.FULL if parent is None else SnapshotKind.INCREMENTAL
     plan = replace(PLAN, id=name, kind=kind, parent=parent)
     work = Work.begin(store, plan)
     work.publish(plan, {piece.name: attempt(work, piece) for piece in PIECES}, 2)
@@ -242,7 +242,7 @@ def test_what_another_continues_stays(store: RemoteStore) -> None:
 
 def test_a_parent_does_not_go_while_a_plan_names_it_and_gets_no_child_while_it_goes(store: RemoteStore) -> None:
     published(store, "a")
-    plan = replace(PLAN, id="b", kind=Kind.INCREMENTAL, parent="a")
+    plan = replace(PLAN, id="b", kind=SnapshotKind.INCREMENTAL, parent="a")
     work = Work.begin(store, plan)
     assert not store.remove("a")
     assert store.ids() == ["a"]
@@ -256,7 +256,7 @@ def test_who_gives_way_takes_no_mark_away_under_which_another_removes(store: Rem
     """Two prune at once: the first has looked before there was a plan, the second finds it."""
     published(store, "a")
     (store._marks("a") / "mark-of-the-first").write(b"")
-    work = Work.begin(store, replace(PLAN, id="b", kind=Kind.INCREMENTAL, parent="a"))
+    work = Work.begin(store, replace(PLAN, id="b", kind=SnapshotKind.INCREMENTAL, parent="a"))
     assert not store.remove("a")
     assert not store.may_continue("a"), "it would lose its parent"
     work.remove()

@@ -21,7 +21,7 @@ from s3fs import S3FileSystem
 from kvstore.errors import Unavailable
 from kvstore.spark.snapshots import create, objects, remote, verify
 from kvstore.spark.snapshots.create import resumed_or_none
-from kvstore.spark.snapshots.manifest import NAME, Kind
+from kvstore.spark.snapshots.manifest import NAME, SnapshotKind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of
 from kvstore.spark.snapshots.store import RESUMABLE_S
@@ -404,5 +404,5 @@ def test_a_plan_that_cannot_be_put_leaves_nothing(store: RemoteStore, monkeypatc
 
     monkeypatch.setattr(RemotePath, "write", refused)
     with pytest.raises(Unavailable, match="no answer"):
-        Work.begin(store, replace(PLAN, kind=Kind.FULL))
+        Work.begin(store, replace(PLAN, kind=SnapshotKind.FULL))
     assert store.remains() == []

@@ -17,20 +17,21 @@ from kvstore.spark.snapshots import tasks
 from kvstore.spark.snapshots import work as works
 from kvstore.spark.snapshots.create import resumed_or_none
 from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore, write_durably
-from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
+from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.places import store_at
-from kvstore.spark.snapshots.planning import Wanted
+from kvstore.spark.snapshots.planning import SnapshotRequest
 from kvstore.spark.snapshots.table import TableWriter
-from kvstore.spark.snapshots.work import Piece, Plan, Work, note_of
+from kvstore.spark.snapshots.work import SnapshotPart, SnapshotPlan, Work, note_of
 from tests.env.namespaces import need_mounts, run_mounted
 from tests.spark.snapshots.made import full, incremental, places_of, some_log
 
 PIECES = tuple(
-    Piece(name=f"{name}-00000", partition=name, first=0, last=9, servers=("h:1",), rows=1) for name in ("p1", "p2")
+    SnapshotPart(name=f"{name}-00000", partition=name, first=0, last=9, servers=("h:1",), rows=1)
+    for name in ("p1", "p2")
 )
-PLAN = Plan(
+PLAN = SnapshotPlan(
     id="s1",
-    kind=Kind.FULL,
+    kind=SnapshotKind.FULL,
     parent=None,
     cluster="c",
     started_ms=1,
@@ -41,10 +42,10 @@ PLAN = Plan(
     compression="zstd",
 )
 
-WANTED = Wanted(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c")
+WANTED = SnapshotRequest(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c")
 
 
-def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
+def attempt(work: Work, piece: SnapshotPart, *, noted: bool = True) -> DataFile:
     """What a task leaves: the file and, if it came to its end, the note beside it."""
     path = work.attempts / f"{piece.name}.{uuid4().hex}.parquet"
     file = TableWriter(path, piece.partition).close(path.name)
@@ -85,9 +86,9 @@ def test_work_that_a_full_disk_did_not_let_begin_leaves_nothing(
 
 def test_a_task_on_a_full_disk_says_what_to_do(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = Work.begin(store, PLAN)
-    job = tasks.Job(
+    job = tasks.JobContext(
         attempts=begun.attempts,
-        kind=Kind.FULL,
+        kind=SnapshotKind.FULL,
         pin=PLAN.pin,
         positions={},
         compression="zstd",
@@ -374,5 +375,5 @@ def test_one_bad_manifest_hides_no_good_ones(store: DirectoryStore) -> None:
 
 
 def test_the_plan_of_an_incremental_survives_too(store: DirectoryStore) -> None:
-    plan = replace(PLAN, kind=Kind.INCREMENTAL, parent="s0")
+    plan = replace(PLAN, kind=SnapshotKind.INCREMENTAL, parent="s0")
     assert Work.begin(store, plan).plan_or_none() == plan
