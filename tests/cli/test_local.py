@@ -51,7 +51,7 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
             "unknown; did you mean lost_bookie_delay_s?",
         ),
         (("up", "--set", "autorecovery.lost_bookie_delay_s=-5"), "lost_bookie_delay_s: want 0 to"),
-        (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; is the cluster up?"),
+        (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; check the cluster"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -69,7 +69,7 @@ def test_the_status_of_no_cluster_is_no_health(tmp_path: Path) -> None:
     assert "no cluster in" in answer.stderr
     nobody = kvstore("status", "--server", "127.0.0.1:1")
     assert (nobody.returncode, nobody.stderr) == (2, "")
-    assert nobody.stdout.startswith("not all is served: no node answers: ")
+    assert nobody.stdout.startswith("down: no node answers: ")
     unknown = kvstore("status", "--zookeeper", "127.0.0.1:1")
     assert (unknown.returncode, unknown.stdout) == (3, "")
 
@@ -81,7 +81,7 @@ def test_down_without_a_cluster_is_no_error(tmp_path: Path) -> None:
 
 
 def test_down_says_that_there_is_no_cluster_where_it_looked(tmp_path: Path) -> None:
-    assert kvstore("down", "--data-dir", str(tmp_path)).stdout == f"there is no cluster in {tmp_path}\n"
+    assert kvstore("down", "--data-dir", str(tmp_path)).stdout == f"no cluster in {tmp_path}\n"
 
 
 @pytest.mark.parametrize("content", ["", '{"zookeeper": "127.0.', "[]", "5", '{"nodes": 7}', "\0\0\0\0"])
@@ -109,7 +109,7 @@ def test_a_first_up_that_fails_leaves_no_cluster(
     assert not list(tmp_path.rglob("node.toml")), "the next `up` may have other options"
     put = kvstore("put", "k", "v", "--data-dir", str(tmp_path))
     assert put.returncode == 1
-    assert put.stderr.startswith(f"kvstore: no cluster at {tmp_path}/cluster.json: start one with `kvstore up`")
+    assert put.stderr.startswith(f"kvstore: no cluster at {tmp_path}/cluster.json; start one with `kvstore up`")
 
 
 def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) 
         answer = kvstore(*command, "--data-dir", str(tmp_path))
         addresses = ", ".join(node.grpc for node in planned.nodes)
         assert answer.returncode == 1
-        said = f"kvstore: no node of the cluster in {tmp_path} listens at {addresses}; start it: "
+        said = f"kvstore: no node of the cluster in {tmp_path} listens at {addresses}; start it with: "
         assert answer.stderr.startswith(said), command
         assert answer.stderr.endswith(f" up --data-dir {tmp_path}\n")
 
@@ -187,7 +187,7 @@ def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_
     status = kvstore("status", "--data-dir", str(tmp_path / "new"))
     assert (status.returncode, status.stderr) == (2, ""), "found, and nothing of it runs"
     assert "is down" in status.stdout
-    assert "To start what is down:" in status.stdout
+    assert "To start everything that is down, run:" in status.stdout
 
 
 def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:

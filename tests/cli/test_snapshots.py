@@ -94,7 +94,7 @@ def test_a_list_can_fail_by_age(
 
 def test_verify_proves_a_chain(run: Run, store: DirectoryStore) -> None:
     code, out, _ = run("verify", store.root)
-    assert (code, out.startswith("whole: a, b; ")) == (0, True)
+    assert (code, out.startswith("intact: a, b; ")) == (0, True)
     assert json.loads(run("verify", store.root / "a", "--json")[1])["snapshots"] == ["a"]
 
 
@@ -187,7 +187,7 @@ def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
     tried.clear()
     code, out, err = run(*words, "--or-full", "--server", NOBODY)
     assert (code, out.startswith(f"{root}/z: full snapshot")) == (0, True)
-    assert err.startswith("kvstore: a full snapshot instead: ")
+    assert err.startswith("kvstore: taking a full snapshot instead: ")
     assert tried == [*(["b"] if here.startswith("what") else []), None]
 
 
@@ -253,7 +253,7 @@ def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
     words = ("create", "--to", store.root, "--incremental", "--server", NOBODY)
     code, _, err = run(*words)
     assert (code, "there is no snapshot of this cluster in" in err) == (1, True)
-    assert "is of another cluster" in run(*words, "--parent", "b")[2]
+    assert "belongs to another cluster" in run(*words, "--parent", "b")[2]
     assert run(*words, "--or-full")[0] == 0
     made = full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(encode(replace(made, cluster="another")))
@@ -285,7 +285,7 @@ def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path
     ("arguments", "told"),
     [
         (("--server", NOBODY), "no server of the cluster answers at 127.0.0.1:1"),
-        (("--data-dir", "/nonexistent"), "no cluster at /nonexistent/cluster.json: start one"),
+        (("--data-dir", "/nonexistent"), "no cluster at /nonexistent/cluster.json; start one"),
     ],
 )
 def test_what_cannot_be_taken_is_one_line_and_leaves_nothing(
@@ -320,20 +320,23 @@ def test_a_cut_that_cannot_be_had_is_one_line(
         ("create --to {} --compression rar", "'--compression'"),
         ("create --to {} --rate nan", "'--rate'"),
         ("create --to {} --hold-hours 169", "'--hold-hours'"),
-        ("create --to {} --or-full", "--or-full: it goes with --incremental"),
-        ("create --to {} --incremental --or-full --parent b", "--or-full: it goes with --incremental, and without"),
-        ("create --to {} --conf x", "'--conf': want NAME=VALUE, got 'x'"),
+        ("create --to {} --or-full", "--or-full: expected together with --incremental"),
+        (
+            "create --to {} --incremental --or-full --parent b",
+            "--or-full: expected together with --incremental, and without",
+        ),
+        ("create --to {} --conf x", "'--conf': expected NAME=VALUE, got 'x'"),
         ("list {} --max-age-hours nan", "'--max-age-hours'"),
-        ("verify {} --at yesterday", "'--at': want a moment like 2026-11-20T20:15:00Z, got 'yesterday'"),
-        ("verify {} --at 0001-01-01T00:00:00+14:00", "'--at': want a moment"),
-        ("verify {} --position p1", "'--position': want PARTITION=SEQUENCE, got 'p1'"),
-        ("restore {} --at yesterday", "'--at': want a moment"),
-        ("restore {} --position p1=-1", "'--position': want PARTITION=SEQUENCE"),
-        ("restore {} --position p1=99999999999999999999", "'--position': want PARTITION=SEQUENCE"),
-        ("prune {}", "--keep, --daily, --weekly: say what to keep"),
+        ("verify {} --at yesterday", "'--at': expected a moment like 2026-11-20T20:15:00Z, got 'yesterday'"),
+        ("verify {} --at 0001-01-01T00:00:00+14:00", "'--at': expected a moment"),
+        ("verify {} --position p1", "'--position': expected PARTITION=SEQUENCE, got 'p1'"),
+        ("restore {} --at yesterday", "'--at': expected a moment"),
+        ("restore {} --position p1=-1", "'--position': expected PARTITION=SEQUENCE"),
+        ("restore {} --position p1=99999999999999999999", "'--position': expected PARTITION=SEQUENCE"),
+        ("prune {}", "--keep, --daily, --weekly: expected at least one"),
         ("diff {} a", "Missing argument"),
         ("diff {} a b --bogus", "No such option"),
-        ("diff {} a b --conf =x", "'--conf': want NAME=VALUE"),
+        ("diff {} a b --conf =x", "'--conf': expected NAME=VALUE"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_touches_nothing(run: Run, store: DirectoryStore, words: str, told: str) -> None:
@@ -396,7 +399,7 @@ def test_snapshots_of_two_clusters_are_not_taken_for_each_other(run: Run, store:
     code, _, err = run("restore", store.root, "--server", NOBODY)
     assert (code, "there are snapshots of 2 clusters here, say which: b, z" in err) == (1, True)
     assert "no server of the cluster" in run("restore", store.root, "b", "--server", NOBODY)[2]
-    assert run("verify", store.root)[1].startswith("whole: z; ")
+    assert run("verify", store.root)[1].startswith("intact: z; ")
     assert run("prune", store.root, "--keep", 1)[1] == "nothing to do\n"
 
 

@@ -286,7 +286,7 @@ def test_up_beside_a_running_cluster_returns_and_leaves_it_running(cluster: Clus
     before = (cluster.local.data_dir / "cluster.json").read_bytes()
     answer = as_process(cluster, "up")
     assert answer.returncode == 0, answer.stderr
-    assert "it ran before this command, and goes on" in answer.stderr
+    assert "the cluster was already running and keeps running" in answer.stderr
     assert (cluster.local.data_dir / "cluster.json").read_bytes() == before
     assert all(node["running"] for node in cluster.local.status()["nodes"])
 
