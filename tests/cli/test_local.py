@@ -41,11 +41,11 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "words"),
     [
         (("up", "--nodes", "2"), "--unsafe"),
-        (("up", "--nodes", "0"), "want 1 to 99"),
-        (("up", "--port-offset", "150"), "--port-offset: want 0 to 99, or a multiple of 100 from 20000"),
-        (("up", "--replicas", "4"), "--replicas: want 1 to 3"),
+        (("up", "--nodes", "0"), "expected 1 to 99"),
+        (("up", "--port-offset", "150"), "--port-offset: expected 0 to 99, or a multiple of 100 from 20000"),
+        (("up", "--replicas", "4"), "--replicas: expected 1 to 3"),
         (("up", "--set", "log.roll_bytes"), "want SECTION.NAME=VALUE"),
-        (("up", "--set", "resp=127.0.0.1:5"), "itself decides resp of each node"),
+        (("up", "--set", "resp=127.0.0.1:5"), "sets resp of each node itself"),
         (
             ("up", "--set", "autorecovery.lost_bookie_delay=5"),
             "unknown; did you mean lost_bookie_delay_s?",
@@ -178,7 +178,7 @@ def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_
     (tmp_path / "new" / "cluster.json").write_text(json.dumps(made.document()))
     answer = kvstore(*command, "--data-dir", str(tmp_path / "new"))
     assert answer.returncode == (3 if command == ("status",) else 1)
-    assert f"was made in {tmp_path}/old: move it back" in answer.stderr
+    assert f"was created in {tmp_path}/old; move it back" in answer.stderr
     assert sorted(each.name for each in tmp_path.rglob("*")) in (
         ["cluster.json", "new"],
         ["cluster.json", "new", "up.lock"],
@@ -303,7 +303,7 @@ def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, m
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
     with pytest.raises(Unavailable) as refused:
         cluster.wait_ready(timeout_s=1)
-    assert str(refused.value) == "node n1 ended while starting; it said:\nbegun again"
+    assert str(refused.value) == "node n1 ended while starting; its last output:\nbegun again"
 
 
 def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +346,7 @@ def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, mo
         monkeypatch.setattr("kvstore.devcluster.pages._TIMEOUT_S", PATIENCE_S)
         try:
             with pytest.raises(
-                Unavailable, match=r"n1 is not ready after 0\.1 s, it says: draining; see `kvstore stat"
+                Unavailable, match=r"n1 is not ready after 0\.1 s, it reports: draining; see `kvstore stat"
             ):
                 cluster.wait_ready(timeout_s=0.1)
         finally:

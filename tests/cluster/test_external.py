@@ -107,7 +107,7 @@ def test_without_bookies_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     outside = Outside(tmp_path / "bookkeeper")
     try:
         with (
-            pytest.raises(AssertionError, match=f"want at least 2 writable bookies .*{outside.address}, got none"),
+            pytest.raises(AssertionError, match=f"expected at least 2 writable bookies .*{outside.address}, got none"),
             running_cluster(tmp_path / "cluster", external_at=outside.address),
         ):
             pass

@@ -75,7 +75,9 @@ def test_a_copy_of_a_cluster_that_runs_is_none_that_was_moved(tmp_path: Path) ->
         try:
             # They are not there for a moment, while the process takes its program.
             wait_until_blocking(psutil.Process(process.pid).cmdline, what="the process' words")
-            with pytest.raises(ConfigError, match=rf"process {process.pid} .*n2/node.toml\) runs in {tmp_path}/old"):
+            with pytest.raises(
+                ConfigError, match=rf"process {process.pid} .*n2/node.toml\) still runs in {tmp_path}/old"
+            ):
                 move_here(tmp_path / "new")
         finally:
             process.kill()

@@ -183,7 +183,7 @@ def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder
     (folder.path / "ca.pem").unlink()
     before = contents(folder)
     with pytest.raises(
-        ConfigError, match=r"ca\.pem is missing, and bookie-tools\.pem, client\.pem, n1\.pem, .* are issued by it"
+        ConfigError, match=r"ca\.pem is missing, but it issued bookie-tools\.pem, client\.pem, n1\.pem, .* restore it"
     ):
         folder.make(NODES, is_new=False)
     assert contents(folder) == before
@@ -195,6 +195,6 @@ def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder
 
 def test_no_other_password_is_made_for_metadata_that_are_closed_by_one(folder: SecureFolder) -> None:
     folder.metadata_password.unlink()
-    with pytest.raises(ConfigError, match=r"metadata\.password is missing: bring it back"):
+    with pytest.raises(ConfigError, match=r"metadata\.password is missing; restore it"):
         folder.make(NODES, is_new=False)
     assert not folder.metadata_password.exists()

@@ -370,4 +370,4 @@ def test_up_refuses_to_make_a_plain_cluster_of_it_or_a_secure_one_of_a_plain(clu
     text = json.dumps(document | {"secure": False}).replace(str(cluster.local.data_dir), str(tmp_path))
     (tmp_path / "cluster.json").write_text(text)
     answer = kvstore("up", "--secure", "--detach", "--data-dir", str(tmp_path))
-    assert (answer.returncode, "was made without it" in answer.stderr) == (1, True)
+    assert (answer.returncode, "was created without it" in answer.stderr) == (1, True)
