@@ -1,4 +1,4 @@
-"""The streaming sink. Apart from the bulk load, since PySpark before 4.1 has no such writer: there that still works."""
+"""The streaming sink. Its own module, because PySpark before 4.1 lacks its base class; bulk loads work there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("kvstore")`: each micro-batch as a load of its own."""
+    """The writer of `df.writeStream.format("kvstore")`. Each micro-batch is a load of its own."""
 
     def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._tasks = Tasks(config, plan, options)
@@ -29,4 +29,4 @@ class StreamWriter(DataSourceStreamArrowWriter):
         tell(f"micro-batch {batchId} done", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        tell(f"micro-batch {batchId} failed: what was written stays", messages)
+        tell(f"micro-batch {batchId} failed; rows already written stay", messages)

@@ -1,10 +1,10 @@
-"""Bulk load: each task writes its rows through the client's batches, and tells how many there were.
+"""Bulk load: each task writes its rows in the client's batches and reports their number.
 
-Rows are written at least once. A task that is tried again, or run twice by speculation, writes the same rows, so the
-store ends up the same; versions rise, and a write of somebody else in between may be overwritten by the older row (not
-with onConflict=keep). A job that fails leaves the rows that were written: writing them again puts that right. Request
-ids are each attempt's own: they recognise one request, and Spark does not promise that two attempts of a task send
-the same rows in the same order.
+Rows are written at least once. A task that is retried, or run twice by speculation, writes the same rows, so the final
+state of the store is the same. Versions rise, and the older row may overwrite another client's write in between (not
+with onConflict=keep). A failed job leaves the rows that it wrote; writing them again repairs that. Each attempt has its
+own request ids: an id identifies one request, and Spark does not promise that two attempts of a task send the same rows
+in the same order.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WrittenRows(WriterCommitMessage):
-    """The rows that one task wrote."""
+    """The numbers of rows that one task wrote, and kept because their keys existed."""
 
     written: int
     kept: int
 
 
 class Tasks:
-    """The work of a task of either writer. Pickled: it holds nothing that is open."""
+    """The work of a task of either writer. It is pickled, so it holds nothing open."""
 
     def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._config, self._plan, self._options = config, plan, options
 
     def run(self, batches: Iterator[RecordBatch]) -> WrittenRows:
-        # gRPC must begin behind the fork that made this process.
+        # Import gRPC only after the fork that created this process.
         from kvstore.env.real import run
 
         return run(self._load(batches))
@@ -73,13 +73,13 @@ class Tasks:
 
 def _advised(error: StoreError, config: ClientConfig) -> StoreError:
     return type(error)(
-        f"{error}; rows of this task are written in part: write them again when the cluster is well "
+        f"{error}; this task has written part of its rows; write them again when the cluster is healthy "
         f"(`kvstore status`), or raise the option timeout above {config.timeout_s:g}s"
     )
 
 
 class BulkWriter(DataSourceArrowWriter):
-    """`df.write.format("kvstore")`."""
+    """The writer of `df.write.format("kvstore")`."""
 
     def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._tasks = Tasks(config, plan, options)
@@ -91,7 +91,7 @@ class BulkWriter(DataSourceArrowWriter):
         tell("load done", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        tell("load failed: what was written stays", messages)
+        tell("load failed; rows already written stay", messages)
 
 
 def tell(what: str, messages: list[Any]) -> None:

@@ -99,7 +99,7 @@ def test_nothing_wanted_is_no_task() -> None:
 
 
 def test_a_partition_that_the_store_does_not_have_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="partition: there is no 'p9'; there are p1, p2, p3"):
+    with pytest.raises(ConfigError, match="partition: no 'p9'; expected one of p1, p2, p3"):
         plan(STORE, ReadRequest(KeyRange(), partition="p9"))
 
 
@@ -109,10 +109,10 @@ def test_a_store_travels_as_text() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "{}", "[]", '{"format": 1}', '{"format": 1, "partitions": [7]}'])
 def test_another_text_is_no_pin(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"pin: want the `option` of a pin"):
+    with pytest.raises(ConfigError, match=r"pin: expected the option `pin`"):
         splits.decode(text, None)
 
 
 def test_a_pin_of_the_future_is_refused_by_number() -> None:
-    with pytest.raises(ConfigError, match="reads pins of format 1, got 2"):
+    with pytest.raises(ConfigError, match="expected a pin of format 1, got 2"):
         splits.decode('{"format": 2}', None)

@@ -1,7 +1,7 @@
-"""Takes a snapshot: tasks that write one file each (runners.py), and a driver that names them last.
+"""Takes a snapshot: tasks write one file each (runners.py), and the driver writes the manifest last.
 
-Until that last step there is nothing that looks like a snapshot. A driver that is killed leaves its work, and the next
-one goes on with it while the servers still keep the pinned positions.
+Before that last step, nothing looks like a snapshot. A driver that is killed leaves its work behind, and the next
+driver continues it while the servers still keep the pinned positions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressCallback(Protocol):
-    """Told of progress: what is being done, how much of how much is done. Called from any thread."""
+    """Receives progress: the current step, the amount done and the total. Called from any thread."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None: ...
 
@@ -46,13 +46,13 @@ def create(
     progress: ProgressCallback,
     published: Callable[[Manifest], None] = lambda _: None,
 ) -> Manifest:
-    """A new snapshot in `store`; `published` is told of it while its pin still holds the logs. Raises StoreError,
-    OSError: then there is none, and what was done may be gone on with by the next call that wants the same."""
+    """Take a snapshot in `store`. `published` is called with it while its pin still holds the logs. Raises StoreError,
+    OSError; then there is no snapshot, and the next call with the same request may continue the work."""
     with room_at(store.root):
         store.begin()
         progress("starting workers", 0, None)
         runner.wake()
-        progress("looking for what a killed job has left", 0, None)
+        progress("looking for work of a killed job", 0, None)
         work, plan = resumed_or_none(store, wanted) or _begun(store, wanted, progress)
         manifest = _finished(store, work, plan, wanted, runner, progress)
         try:
@@ -65,7 +65,7 @@ def create(
 def or_full(
     take: Callable[[SnapshotRequest], Manifest], wanted: SnapshotRequest, told: Callable[[StoreError], None]
 ) -> Manifest:
-    """Take a snapshot by `take`, or a full one where what is to be continued cannot be: `told` hears why."""
+    """Take a snapshot with `take`, or a full one if the parent cannot be continued; `told` receives the reason."""
     try:
         return take(wanted)
     except NotContinuable as error:
@@ -84,7 +84,7 @@ def _finished(
     try:
         return _make(store, work, plan, wanted, runner, progress)
     except (NoSuchPin, PositionTrimmed, InvalidRequest):
-        work.remove()  # nobody can go on with it
+        work.remove()  # nobody can continue it
         _give_back(wanted.cluster, plan)
         raise
     except BaseException:
@@ -99,7 +99,7 @@ def _begun(store: SnapshotStore, wanted: SnapshotRequest, progress: ProgressCall
         work = Work.begin(store, plan)
         if plan.parent is not None and not store.may_continue(plan.parent):
             work.remove()
-            raise NotContinuable(f"snapshot {plan.parent} is being removed: take a full one")
+            raise NotContinuable(f"snapshot {plan.parent} is being removed; take a full snapshot")
         return work, plan
     except BaseException:
         _give_back(wanted.cluster, plan)
@@ -107,21 +107,21 @@ def _begun(store: SnapshotStore, wanted: SnapshotRequest, progress: ProgressCall
 
 
 def resumed_or_none(store: SnapshotStore, wanted: SnapshotRequest) -> tuple[Work, SnapshotPlan] | None:
-    """Work of a driver that has ended, if it was after the same thing and its pin lives; what cannot be resumed any
-    more is removed."""
+    """Return the work of a driver that has ended, if it has the same request and its pin is alive. Work that can no
+    longer be continued is removed."""
     for folder in store.remains():
         work = Work.of_the_dead_or_none(store, folder) if folder.name.startswith(WORK) else None
         if work is None:
             continue
         plan = work.plan_or_none()
         if plan is None or plan.id in store.ids():
-            work.remove()  # killed before it had begun, or behind what made it a snapshot
+            work.remove()  # killed before it started, or after it was published
         elif store.keys and wanted.fits(plan):
-            work.remove()  # plans and notes are not signed: this driver must not sign what others may have put there
+            work.remove()  # plans and notes are unsigned: this driver must not sign data that others may have written
         elif wanted.fits(plan) and not _renewed(plan, wanted):
             work.remove()
         elif wanted.fits(plan):
-            log.warning("snapshot=%s goes on with what a driver that was killed has left", plan.id)
+            log.warning("snapshot=%s continues the work of a killed driver", plan.id)
             return work, plan
         else:
             work.release()
@@ -132,7 +132,7 @@ def _renewed(plan: SnapshotPlan, wanted: SnapshotRequest) -> bool:
     try:
         _keep_once(wanted, plan)
     except (NoSuchPin, PositionTrimmed):
-        log.warning("snapshot=%s what it reads is not kept any more: a new one is begun", plan.id)
+        log.warning("snapshot=%s its pinned state has expired: starting a new snapshot", plan.id)
         return False
     return True
 
@@ -170,13 +170,13 @@ def _make(
     with store.coming_and_going():
         if plan.parent is not None and plan.parent not in store.ids():
             raise NotContinuable(
-                f"snapshot {plan.parent} was removed meanwhile, and {plan.id} continues it: take a full one"
+                f"snapshot {plan.parent} was removed meanwhile, but {plan.id} continues it; take a full snapshot"
             )
         return work.publish(plan, winners, ended_ms)
 
 
 def _ended_ms(wanted: SnapshotRequest, plan: SnapshotPlan) -> int:
-    """For people; not worth a snapshot."""
+    """Return the end time, which is shown to people. Its failure must not fail the snapshot."""
     try:
         return max(plan.started_ms, time_of(wanted.cluster))
     except StoreError:
@@ -187,7 +187,7 @@ def _ended_ms(wanted: SnapshotRequest, plan: SnapshotPlan) -> int:
 def kept(
     wanted: SnapshotRequest, plan: SnapshotPlan, runner: Runner, look: Callable[[], None], look_s: float
 ) -> Iterator[None]:
-    """Renews the pin, and looks at progress, while the job runs. A pin that is lost ends the job: NoSuchPin."""
+    """Renew the pin and report progress while the job runs. A lost pin ends the job with NoSuchPin."""
     ended = threading.Event()
     lost: list[StoreError] = []
 
@@ -196,8 +196,8 @@ def kept(
         while not ended.wait(look_s):
             try:
                 look()
-            except (OSError, StoreError) as error:  # of where it is written: only progress is not told
-                log.info("snapshot=%s what is finished cannot be listed just now: %s", plan.id, error)
+            except (OSError, StoreError) as error:  # an error of the target only affects the progress display
+                log.info("snapshot=%s finished files cannot be listed at the moment: %s", plan.id, error)
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + wanted.pin_ttl_s / 4
@@ -208,7 +208,7 @@ def kept(
                 runner.cancel(f"kvstore snapshot {plan.id}")
                 return
             except (OSError, StoreError) as error:
-                log.warning("snapshot=%s its pin could not be renewed, will be tried again: %s", plan.id, error)
+                log.warning("snapshot=%s its pin could not be renewed, retrying: %s", plan.id, error)
 
     keeper = threading.Thread(target=keep, name="pin", daemon=True)
     keeper.start()
@@ -238,9 +238,9 @@ def _give_back(cluster: ClientConfig, plan: SnapshotPlan) -> None:
 
 
 def hold_for_next(cluster: ClientConfig, root: Location, manifest: Manifest, hours: float) -> None:
-    """Keep the logs behind the newest snapshot of a directory, so that an incremental can continue it. Raises
+    """Retain the logs after the newest snapshot of a directory, so that an incremental one can continue it. Raises
     StoreError."""
-    # Each directory has a hold of its own: another's snapshot must not move it on.
+    # Each directory has its own hold: another directory's snapshot must not move it.
     place = str(root) if isinstance(root, RemotePath) else str(root.resolve())
     name = f"snapshot-next-{hashlib.sha256(os.fsencode(place)).hexdigest()[:12]}"
     with FeedReader(cluster, manifest.cluster) as feed:

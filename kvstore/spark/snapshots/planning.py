@@ -1,4 +1,4 @@
-"""Cuts the work of a new snapshot into pieces: the store, which it pins, or what the logs say since the parent."""
+"""Divides a new snapshot into parts: of the pinned store, or of the logs since the parent snapshot."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from kvstore.spark.snapshots.work import SnapshotPart, SnapshotPlan
 log = logging.getLogger(__name__)
 
 PIN_TTL_S = 900.0
-"""How long a job that was killed can be resumed."""
+"""Seconds within which a killed job can be resumed."""
 SPLIT_BYTES = 32 << 20
-"""Some seconds of work at most: what a task that dies loses, and small enough for tasks to end together."""
+"""Bytes per part: some seconds of work at most, so that little is lost if a task dies, and tasks end together."""
 CHANGES_PER_PIECE = 500_000
 PIECES_PER_PARTITION_MAX = 64
 SILENT_S, AGAIN_S = 15.0, 0.5
-"""A partition that owns nothing may be without a leader for so long; how often it is asked."""
+"""Seconds for which a partition that owns nothing may have no leader, and seconds between polls."""
 GIVE_BACK_S = 5.0
-"""A command that has ended otherwise waits so long at most for servers that do not answer."""
+"""Maximum seconds that an ended command waits for servers that do not answer."""
 
 
 class NotContinuable(InvalidRequest):
-    """The changes since the parent are not in the logs any more: only a full snapshot can be taken."""
+    """The logs no longer have all changes since the parent: only a full snapshot is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class SnapshotRequest:
     instance: str
     """The cluster's instance id."""
     parent: Manifest | None = None
-    """None: a full one."""
+    """None for a full snapshot."""
     compression: str = "zstd"
     split_bytes: int = SPLIT_BYTES
     pin_ttl_s: float = PIN_TTL_S
     bytes_per_s: float = 0.0
-    """At most, of keys and values, in all tasks together; 0: as fast as it goes."""
+    """Maximum bytes of keys and values per second in all tasks together; 0 means no limit."""
 
     @property
     def kind(self) -> SnapshotKind:
@@ -58,18 +58,18 @@ class SnapshotRequest:
         return self.parent.id if self.parent else None
 
     def fits(self, plan: SnapshotPlan) -> bool:
-        """Whether a job that was killed was after the same thing."""
+        """Return True if a killed job had the same request."""
         return (plan.kind, plan.parent, plan.cluster) == (self.kind, self.parent_id, self.instance)
 
 
 def pin_name(snapshot: str) -> str:
-    """Under which the servers keep what a snapshot reads."""
+    """Return the pin name for what a snapshot reads."""
     return f"snapshot-{snapshot}"
 
 
 def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
-    """Pin, and cut. Raises StoreError; for an incremental of which the logs do not hold everything any more,
-    NotContinuable. Whatever it raises, nothing stays pinned that can be given back."""
+    """Pin the store and divide it. Raises StoreError; NotContinuable if the logs no longer have all changes for an
+    incremental snapshot. After an error, everything that was pinned is released, as far as possible."""
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{moment}-{'incr' if wanted.parent else 'full'}-{uuid4().hex[:4]}"
     held: set[str] = set()
@@ -77,11 +77,11 @@ def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
         if wanted.parent is None:
             with FeedReader(wanted.cluster, wanted.instance) as feed:
                 pinned, before = _pin(wanted, name, feed)
-            left = [each for each in before if each.ended]  # who leaves later may still log something
+            left = [each for each in before if each.ended]  # a partition that leaves later may still log changes
             places, pieces = (*map(place_of, pinned.partitions), *_past(left, pinned)), tuple(_splits(pinned))
         else:
             pinned, places, pieces = _plan_changes(wanted, wanted.parent, name, held)
-    except BaseException:  # also what a terminal interrupts: nobody can go on with a pin that no plan names
+    except BaseException:  # also interrupts: nobody can continue a pin that no plan names
         give_back(wanted.cluster, name, held)
         raise
     return SnapshotPlan(
@@ -99,8 +99,8 @@ def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
 
 
 def _pin(wanted: SnapshotRequest, name: str, feed: FeedReader) -> tuple[PinnedStore, list[PartitionFeed]]:
-    """A position in every partition that has logged anything, and what the feeds were before. One that owns nothing
-    may not have been pinned, but keys have changed there, and it may own some again. Raises Unavailable."""
+    """Pin a position in every partition that has logged anything. Return also the feeds from before. A partition that
+    owns nothing may not get pinned, but its keys have changed, and it may own keys again. Raises Unavailable."""
     until = time.monotonic() + SILENT_S
     while True:
         before = feed.positions()
@@ -121,11 +121,11 @@ def _pin(wanted: SnapshotRequest, name: str, feed: FeedReader) -> tuple[PinnedSt
 
 
 def _not_led(partition: str) -> Unavailable:
-    return Unavailable(f"partition {partition} is not led just now (`kvstore partition list`): try again")
+    return Unavailable(f"partition {partition} has no leader at the moment; see `kvstore partition list`, and retry")
 
 
 def place_of(pinned: PinnedPartition) -> PartitionPosition:
-    """Where a partition stands in what is pinned."""
+    """Return the pinned position of a partition."""
     return PartitionPosition(
         partition=pinned.partition,
         ledger=pinned.position.ledger,
@@ -137,7 +137,7 @@ def place_of(pinned: PinnedPartition) -> PartitionPosition:
 
 
 def _past(left: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[PartitionPosition]:
-    """Partitions that had left the ring already: of those that leave later, one that is not named has joined since."""
+    """Yield partitions that had already left the ring. A partition that is not listed joined later."""
     here = {each.partition for each in pinned.partitions}
     time_ms = min(each.time_ms for each in pinned.partitions)
     return (_place_of_left(each, time_ms) for each in left if each.partition not in here)
@@ -166,7 +166,7 @@ def _splits(pinned: PinnedStore) -> Iterator[SnapshotPart]:
 def _plan_changes(
     wanted: SnapshotRequest, parent: Manifest, name: str, held: set[str]
 ) -> tuple[PinnedStore, tuple[PartitionPosition, ...], tuple[SnapshotPart, ...]]:
-    """`held` gets to know of which partitions logs are held."""
+    """Plan an incremental snapshot; `held` receives the partitions whose logs are retained."""
     with FeedReader(wanted.cluster, wanted.instance) as feed:
         feeds = {each.partition: each for each in feed.positions()}
         starts = behind(parent, feeds.values())
@@ -182,8 +182,8 @@ def _plan_changes(
 
 
 def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]:
-    """Behind which sequences logs go on from a snapshot: of the ring's partitions, and of those that have left since.
-    Of others there is nothing to hold."""
+    """Return the sequences after which logs continue from a snapshot, for partitions in the ring and those that have
+    left since. Other partitions have nothing to retain."""
     places = manifest.places()
     return manifest.starts(
         each.partition
@@ -193,56 +193,59 @@ def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]
 
 
 def give_back(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> None:
-    """The pin, and what is held of these partitions' logs. What cannot be given back now ends by itself."""
-    name, positions = pin_name(snapshot), dict.fromkeys(held, 0)  # only what they name is given back
+    """Release the pin and the retained logs of these partitions. Anything that cannot be released now expires on its
+    own."""
+    name, positions = pin_name(snapshot), dict.fromkeys(held, 0)  # only named partitions are released
     try:
         unpin(cluster, name, timeout_s=GIVE_BACK_S)
     except StoreError as error:
-        log.warning("snapshot=%s its pin ends at its deadline: %s", snapshot, error)
+        log.warning("snapshot=%s its pin expires at its deadline: %s", snapshot, error)
     if not positions:
         return
     try:
         with FeedReader(cluster) as feed:
             feed.hold(name, positions, 0, timeout_s=GIVE_BACK_S)
     except StoreError as error:
-        log.warning("snapshot=%s logs are held until its deadline: %s", snapshot, error)
+        log.warning("snapshot=%s logs are retained until its deadline: %s", snapshot, error)
 
 
 def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
-    """For people."""
+    """Return the message for logs that no longer reach back to the parent."""
     return (
-        f"the log does not reach back to snapshot {parent.id} ({error}): take a full snapshot; --hold-hours keeps the "
-        "logs for the next incremental"
+        f"the log does not reach back to snapshot {parent.id} ({error}); take a full snapshot; --hold-hours retains "
+        "the "
+        "logs for the next incremental one"
     )
 
 
 def left_places(
     parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
 ) -> Iterator[PartitionPosition]:
-    """Where the logs of partitions end that have left the ring. Raises NotContinuable if such a log is gone and the
-    parent does not have it to its end, or if the parent does not name it; Unavailable if one that is in
-    the ring was not pinned."""
+    """Yield the ends of the logs of partitions that have left the ring. Raises NotContinuable if the parent does not
+    list such a partition, or if its log is gone and the parent does not have it to its end. Raises Unavailable if a
+    partition in the ring was not pinned."""
     here = {each.partition for each in pinned}
     ended = {each for each, feed in feeds.items() if feed.ended and (feed.gone or feed.latest)}
     strangers = sorted(ended - here - parent.places().keys())
     if strangers:
         raise NotContinuable(
-            f"partition {strangers[0]} has left the ring and is not named in snapshot {parent.id}, so keys may have "
-            "changed there in between: take a full snapshot"
+            f"partition {strangers[0]} has left the ring and is not in snapshot {parent.id}, so changes of its keys "
+            "may "
+            "be missing; take a full snapshot"
         )
     for before in parent.partitions:
         if before.partition in here:
             continue
         if before.has_left:
-            yield before  # the parent has it up to its end, and whoever goes on from here must know that
+            yield before  # the parent has its whole log, and the next snapshot must know that
             continue
         after = feeds.get(before.partition)
         if after is not None and not after.ended:
             raise _not_led(after.partition)
         if after is None or after.gone:
             raise NotContinuable(
-                f"partition {before.partition} has left the ring and its log is gone, so what changed there since "
-                f"snapshot {parent.id} is not known: take a full snapshot"
+                f"partition {before.partition} has left the ring and its log is gone, so its changes since snapshot "
+                f"{parent.id} are unknown; take a full snapshot"
             )
         yield _place_of_left(after, before.time_ms)
 
@@ -250,7 +253,7 @@ def left_places(
 def change_pieces(
     parent: Manifest, places: Sequence[PartitionPosition], feeds: Mapping[str, PartitionFeed]
 ) -> Iterator[SnapshotPart]:
-    """The logs between two snapshots, cut into sequences that one task reads."""
+    """Divide the logs between two snapshots into sequences for tasks."""
     starts = parent.starts(each.partition for each in places)
     for place in places:
         start = starts[place.partition]

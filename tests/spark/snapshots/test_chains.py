@@ -97,7 +97,7 @@ def test_a_chain_that_is_broken_already_is_not_pruned() -> None:
 def test_a_missing_parent_is_named() -> None:
     catalogue = line(None, 0, 1)
     del catalogue["s001"]
-    with pytest.raises(Corrupted, match="s002 continues s001, which is not here"):
+    with pytest.raises(Corrupted, match="s002 continues s001, which is missing"):
         chain_of(catalogue, "s002")
 
 
@@ -177,7 +177,7 @@ def test_sequences_of_all_partitions_cut_the_chain() -> None:
 
 @pytest.mark.parametrize("sequence", [9, 31])
 def test_a_sequence_outside_is_refused(sequence: int) -> None:
-    with pytest.raises(InvalidRequest, match=r"want a sequence from 10 \(s000\) to 30 \(s002\)"):
+    with pytest.raises(InvalidRequest, match=r"expected a sequence from 10 \(s000\) to 30 \(s002\)"):
         covering(line(None, 0, 1), "s002", Cut(sequences={"p1": sequence}))
 
 

@@ -58,7 +58,7 @@ def test_a_log_that_nobody_shows_to_its_end_is_an_error_and_no_end(
 ) -> None:
     monkeypatch.setattr(feed, "end", 10)
     monkeypatch.setattr(tasks, "PATIENCE_S", 0.05)
-    with pytest.raises(Unavailable, match="no server has its log from 10 to 17"):
+    with pytest.raises(Unavailable, match="no server returned its log from 10 to 17"):
         list(tasks.changes(CONFIG, "p1", 4, 17))
 
 

@@ -125,7 +125,9 @@ def test_an_incremental_whose_parent_is_removed_meanwhile_is_none(
     found, store = servers(monkeypatch, None), DirectoryStore(tmp_path)
     plan = replace(PLAN, kind=SnapshotKind.INCREMENTAL, parent="s0", pieces=())
     found.session.sparkContext.defaultParallelism = 1
-    with pytest.raises(InvalidRequest, match="snapshot s0 was removed meanwhile, and s1 continues it: take a full one"):
+    with pytest.raises(
+        InvalidRequest, match="snapshot s0 was removed meanwhile, but s1 continues it; take a full snapshot"
+    ):
         create._finished(store, Work.begin(store, plan), plan, wanted(), SparkRunner(found.session), lambda *_: None)
     assert os.listdir(tmp_path) == [".lock"]
     assert found.given_back == {"snapshot-s1", "p1", "p2"}, "the logs of both partitions too"

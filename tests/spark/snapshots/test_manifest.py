@@ -105,24 +105,24 @@ def test_a_beginning_is_no_manifest(length: int) -> None:
 
 def test_a_manifest_of_a_later_version_is_refused_by_number() -> None:
     later = encode(GOLDEN).replace(b'"format": 1', b'"format": 2')
-    with pytest.raises(InvalidRequest, match=r"format 2.*up to 1: upgrade kvstore"):
+    with pytest.raises(InvalidRequest, match=r"expected format 1 or lower, got 2.*; upgrade kvstore"):
         decode(later, what="m")
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"id": "../etc"}, "no id"),
+        ({"id": "../etc"}, "is not a valid snapshot id"),
         ({"parent": "x"}, "parent"),
         ({"kind": SnapshotKind.INCREMENTAL}, "parent"),
         ({"rows": 3}, "rows"),
-        ({"partitions": ()}, "none"),
-        ({"partitions": (replace(PLACE, ranges=((0, 5),)),)}, "owned by none"),
-        ({"partitions": (replace(PLACE, ranges=((0, 2**32 - 1), (7, 7))),)}, "by two"),
+        ({"partitions": ()}, "are empty or not sorted"),
+        ({"partitions": (replace(PLACE, ranges=((0, 5),)),)}, "have no owner"),
+        ({"partitions": (replace(PLACE, ranges=((0, 2**32 - 1), (7, 7))),)}, "or two owners"),
         ({"partitions": (replace(PLACE, partition="p9"),)}, "without a position"),
-        ({"files": (replace(FILE, path="data/../../x.parquet"),)}, "names of files"),
-        ({"files": (replace(FILE, path="/data/x.parquet"),)}, "names of files"),
-        ({"files": (FILE, FILE)}, "names of files"),
+        ({"files": (replace(FILE, path="data/../../x.parquet"),)}, "file names are invalid or not sorted"),
+        ({"files": (replace(FILE, path="/data/x.parquet"),)}, "file names are invalid or not sorted"),
+        ({"files": (FILE, FILE)}, "file names are invalid or not sorted"),
     ],
 )
 def test_what_no_correct_writer_writes_is_refused(change: dict[str, object], what: str) -> None:

@@ -147,7 +147,7 @@ def test_a_driver_that_slept_before_its_manifest_publishes_no_snapshot_whose_fil
 
     monkeypatch.setattr(create, "_renewed", lambda *_: False)
     monkeypatch.setattr(RemotePath, "create", sleep_and_put)
-    with pytest.raises(Unavailable, match="another driver took this one for dead and has removed its work"):
+    with pytest.raises(Unavailable, match="another driver took this driver for dead and removed its work"):
         stopped.publish(PLAN, winners, 2)
     assert len(slept) == 1
     assert store.load_all() == {}
@@ -161,7 +161,7 @@ def test_one_that_publishes_while_another_is_about_to_remove_its_work_gives_way(
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     mark = store._mark("s1")
-    with pytest.raises(Unavailable, match="has removed its work"):
+    with pytest.raises(Unavailable, match="removed its work"):
         work.publish(PLAN, winners, 2)
     assert store.ids() == []
     mark.unlink()
