@@ -74,7 +74,7 @@ GIVEN_ADDRESSES = (
     "kvstore/env/dns/names.py",
     "kvstore/env/preludes.py",
     "kvstore/env/transport.py",
-    "kvstore/loadtest/generator/courier_process.py",  # a socket that it was given
+    "kvstore/loadtest/generator/sidecar.py",  # a socket that it was given
     "kvstore/loadtest/generator/resp_wire.py",
     "kvstore/loadtest/resp.py",
     "kvstore/meta/zookeeper/session.py",

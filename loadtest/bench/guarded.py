@@ -43,7 +43,7 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.env.files.private import write_private
 from kvstore.env.tls import Tls
 from kvstore.loadtest.generator.options import path_word
-from kvstore.loadtest.resp import ReplyError, RespConnection, connect
+from kvstore.loadtest.resp import AsyncRespConnection, ReplyError, connect
 from kvstore.meta.connect import connect as connect_to_metadata
 from kvstore.meta.tables.access import AccessStore
 from kvstore.server.access.guard import all_begin_with
@@ -82,7 +82,7 @@ class Side:
         """As whom its clients log in; empty: they do not."""
         self.lead: NodePlace
 
-    async def connect(self, address: str) -> RespConnection:
+    async def connect(self, address: str) -> AsyncRespConnection:
         """Raises RuntimeError if the login is refused."""
         made = await connect(address, timeout_s=CONNECT_S, tls=self._context)
         if self.user:

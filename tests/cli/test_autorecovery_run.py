@@ -68,5 +68,5 @@ def test_a_part_that_fails_ends_the_command_and_leaves_the_office_to_others(
     monkeypatch.setattr(part, task, fails)
     done = kvstore("autorecovery", "run", "--metadata", "zk:1/kv")
     assert done.returncode == EXIT_FATAL
-    assert "failed, which ends this: RuntimeError('nobody expected it')" in done.stderr
+    assert "failed, stopping: RuntimeError('nobody expected it')" in done.stderr
     assert left_over == []

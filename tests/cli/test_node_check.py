@@ -144,7 +144,7 @@ def test_what_is_no_toml_is_said_with_its_line(tmp_path: Path) -> None:
     answer = checked(tmp_path / "none.toml")
     assert "none.toml: cannot be read: No such file" in str(answer.exception)
     (tmp_path / "long.toml").write_bytes(b"#" * ((1 << 20) + 1))
-    assert "want at most 1048576 bytes, got 1048577" in str(checked(tmp_path / "long.toml").exception)
+    assert "expected at most 1048576 bytes, got 1048577" in str(checked(tmp_path / "long.toml").exception)
 
 
 def test_warnings_count_only_if_they_are_to(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_an_address_is_shared_under_two_names_too(one: str, other: str, do_meet:
     doors = {"insecure": True, "advertise": "node-1.example", "grpc": f"{one}:7401", "resp": f"{other}:7401"}
     found = clashes(toml.from_table({**GOOD, **doors}, NodeConfig))
     assert [each.name for each in found] == (["grpc"] if do_meet else [])
-    assert all(f"resp takes with {other}:7401" in each.text for each in found)
+    assert all(f"resp covers with {other}:7401" in each.text for each in found)
     assert clashes(toml.from_table({**GOOD, **doors, "grpc": f"{one}:7402"}, NodeConfig)) == []
 
 
@@ -268,7 +268,7 @@ def test_never_is_a_number(tmp_path: Path, name: str) -> None:
 
 def test_disks_that_are_one_are_warned_of(tmp_path: Path) -> None:
     answer = checked(node_file(tmp_path, '[storage]\njournal_dirs = ["a", "b"]\n'))
-    assert "journal_dirs: b is on the file system of a: both are lost together" in answer.stdout
+    assert "journal_dirs: b is on the same file system as a, so both are lost together" in answer.stdout
 
 
 def test_what_the_command_line_sets_is_checked_in_place_of_the_file(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_disk_that_is_lost_keeps_no_node_down(tmp_path: Path) -> None:
     assert checked(file).exit_code == 1
     file.write_text(f'{file.read_text()}lost_dirs = ["{gone}"]\n')
     answer = checked(file)
-    assert (answer.exit_code, "on the file system of" in answer.stdout) == (0, False), answer.stdout
+    assert (answer.exit_code, "on the same file system as" in answer.stdout) == (0, False), answer.stdout
 
 
 CHECK = """

@@ -46,7 +46,7 @@ def test_an_administrator_who_is_lost_is_replaced_when_it_is_asked_for(monkeypat
     refused = found("anna")
     assert (refused.returncode, "--replace-lost if all administrator" in refused.stderr) == (1, True)
     unasked = found("anna", "--replace-lost")
-    assert (unasked.returncode, "to go on, give --yes" in unasked.stderr) == (2, True)
+    assert (unasked.returncode, "confirm with --yes" in unasked.stderr) == (2, True)
     assert found("anna", "--replace-lost", "--yes").returncode == 0
     table = asyncio.run(AccessStore(store).read())
     assert [(each.name, each.roles) for each in table.users] == [("anna", ("admin",)), ("root", ("admin",))]

@@ -138,7 +138,7 @@ def test_a_node_that_is_killed_is_named_with_the_reason_and_watchers_are_told(cl
     local = wait_said(
         cluster, lambda code, said: code == 1 and "node n3: n3 refuses connections" in said, "the same, by the folder"
     )
-    assert "To start what is down: " in local
+    assert "To start everything that is down, run: " in local
     cluster.start_node("n3")
     wait_whole(cluster)
 

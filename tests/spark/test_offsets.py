@@ -7,7 +7,7 @@ import pytest
 from kvstore.client.feed import PartitionFeed
 from kvstore.errors import ConfigError, PositionTrimmed
 from kvstore.spark.offsets import (
-    Span,
+    ChangeSpan,
     advanced,
     check_batch,
     check_given,
@@ -49,11 +49,11 @@ def test_a_partition_that_was_read_to_its_last_change_has_ended() -> None:
 def test_what_lies_between_two_offsets_is_cut_into_portions() -> None:
     start, end = {"p1": 10, "p2": 3}, {"p1": 35, "p2": {"ended": 7}, "p3": 4}
     assert spans(start, end, 10) == [
-        Span("p1", 10, 20),
-        Span("p1", 20, 30),
-        Span("p1", 30, 35),
-        Span("p2", 3, 7),
-        Span("p3", 0, 4),
+        ChangeSpan("p1", 10, 20),
+        ChangeSpan("p1", 20, 30),
+        ChangeSpan("p1", 30, 35),
+        ChangeSpan("p2", 3, 7),
+        ChangeSpan("p3", 0, 4),
     ]
     assert spans(end, end, 10) == []
 
@@ -110,15 +110,15 @@ def test_who_begins_at_positions_of_his_own_says_what_he_has_of_a_log_that_is_go
 
 @pytest.mark.parametrize("wrong", [-1, "7", None, True, {"ended": "x"}, {}, [7]])
 def test_what_is_no_sequence_is_refused(wrong: object) -> None:
-    with pytest.raises(ConfigError, match="startingPosition: want"):
+    with pytest.raises(ConfigError, match="startingPosition: expected"):
         sequence_of({"p1": wrong}, "p1")
 
 
 def test_a_stream_begins_at_what_there_is() -> None:
     check_given({"p1": 20, "p2": {"ended": 7}}, FEEDS)
-    with pytest.raises(ConfigError, match="startingPosition: want at most 20 for p1, got 21"):
+    with pytest.raises(ConfigError, match="startingPosition: expected at most 20 for p1, got 21"):
         check_given({"p1": 21}, FEEDS)
-    with pytest.raises(ConfigError, match="startingPosition: want some of p1, p2, got partition 'p3'"):
+    with pytest.raises(ConfigError, match="startingPosition: expected partitions p1, p2, got partition 'p3'"):
         check_given({"p3": 0}, FEEDS)
 
 
@@ -131,13 +131,13 @@ def test_an_offset_tells_whose_it_is() -> None:
     assert advanced({"p1": 9}, {"p1": 12}, OURS[:1]) == {"@cluster": "c1", "p1": 12}
     assert advanced({"@cluster": "c1", "p1": 9}, {"p1": 12}, FEEDS[:1]) == {"@cluster": "c1", "p1": 12}
     assert lowest(latest(OURS), oldest(OURS)) == {"p1": 5, "p2": 0}
-    assert spans(oldest(OURS), latest(OURS), 100) == [Span("p1", 5, 20), Span("p2", 0, 7)]
+    assert spans(oldest(OURS), latest(OURS), 100) == [ChangeSpan("p1", 5, 20), ChangeSpan("p2", 0, 7)]
 
 
 def test_an_offset_of_another_cluster_is_refused_wherever_it_stands() -> None:
     for theirs in ({"@cluster": "c2", "p1": 6}, {"@cluster": "c2", "p1": 600}, {"@cluster": "c2", "p9": 6}):
         for check in (check_given, check_readable, lambda offset, feeds: check_batch(offset, offset, feeds)):
-            with pytest.raises(ConfigError, match=r"position is of the cluster c2, this one is c1: .* with another"):
+            with pytest.raises(ConfigError, match=r"position belongs to cluster c2, this one is c1; .* with another"):
                 check(theirs, OURS)
     check_readable({"@cluster": "c1", "p1": 6}, OURS)
     check_readable({"@cluster": "c2", "p1": 6}, FEEDS)  # servers that do not tell
@@ -146,7 +146,9 @@ def test_an_offset_of_another_cluster_is_refused_wherever_it_stands() -> None:
 def test_a_position_behind_the_end_of_its_log_is_another_clusters() -> None:
     """So are told those that do not say whose they are. A log that is just closing may be seen shorter than it is."""
     check_readable({"p1": 20, "p2": 8}, FEEDS)
-    with pytest.raises(ConfigError, match="position of partition p1 is 21, and its log ends at 20, so it is another"):
+    with pytest.raises(
+        ConfigError, match="position of partition p1 is 21, but its log ends at 20, so the position belongs to another"
+    ):
         check_readable({"p1": 21}, FEEDS)
 
 

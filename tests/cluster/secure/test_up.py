@@ -30,7 +30,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from kvstore.access import AddUser
 from kvstore.client import Client
 from kvstore.devcluster import authority
-from kvstore.devcluster.authority import Authority
+from kvstore.devcluster.authority import CertificateAuthority
 from kvstore.devcluster.local import secure_folder
 from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
 from kvstore.env.files.private import write_private
@@ -318,7 +318,7 @@ def replace_certificate(cluster: Cluster, days: int, monkeypatch: pytest.MonkeyP
     folder = folder_of(cluster)
     monkeypatch.setattr(authority, "ISSUED_DAYS", days)
     monkeypatch.setattr(authority, "_BEFORE", timedelta(days=3))
-    write_private(folder.path / "n1.pem", Authority(folder.path)._issued("n1", HOSTS))
+    write_private(folder.path / "n1.pem", CertificateAuthority(folder.path)._issued("n1", HOSTS))
     os.kill(cluster.pid("n1"), signal.SIGHUP)
 
 
@@ -370,4 +370,4 @@ def test_up_refuses_to_make_a_plain_cluster_of_it_or_a_secure_one_of_a_plain(clu
     text = json.dumps(document | {"secure": False}).replace(str(cluster.local.data_dir), str(tmp_path))
     (tmp_path / "cluster.json").write_text(text)
     answer = kvstore("up", "--secure", "--detach", "--data-dir", str(tmp_path))
-    assert (answer.returncode, "was made without it" in answer.stderr) == (1, True)
+    assert (answer.returncode, "was created without it" in answer.stderr) == (1, True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from kvstore.devcluster.authority import Authority
+from kvstore.devcluster.authority import CertificateAuthority
 from kvstore.env.certificates import Certificates
 from kvstore.env.files.private import open_private, private_folder, private_opener, read_private, write_private
 from kvstore.env.secret import make_secret, read_secret
@@ -40,7 +40,7 @@ def secrets(tmp_path: Path) -> Path:
     write_private(tmp_path / "password", b"word\n")
     make_secret(tmp_path / "cluster.secret")
     private_folder(tmp_path / "authority")
-    Authority(tmp_path / "authority")
+    CertificateAuthority(tmp_path / "authority")
     return tmp_path
 
 
@@ -59,7 +59,10 @@ READERS: dict[str, tuple[str, Reader]] = {
     "key of a client": ("own.pem", lambda it: tls_of(it).client_context()),
     "key for gRPC": ("own.pem", lambda it: tls_of(it).contents()),
     "key of a node": ("own.pem", lambda it: Certificates(tls_of(it))),
-    "key of the authority": ("authority/ca.key", lambda it: Authority(it / "authority").issue(f"n{next(NUMBERS)}", ())),
+    "key of the authority": (
+        "authority/ca.key",
+        lambda it: CertificateAuthority(it / "authority").issue(f"n{next(NUMBERS)}", ()),
+    ),
 }
 
 

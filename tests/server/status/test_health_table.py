@@ -354,7 +354,7 @@ async def test_every_report_of_health_says_the_same_truth(kind: str, monkeypatch
 
     # kvstore status: exit code, first line, document
     monkeypatch.setattr(command, "cluster_report", lambda _: report)
-    look = command.Look((Path("."), None, "n1:7401"))
+    look = command.ClusterView((Path("."), None, "n1:7401"))
     assert look.exit_code == row.grade == report.health.grade
     assert look.text().startswith(WORDS[row.grade]), look.text()
     assert look.document()["health"]["grade"] == ("healthy", "degraded", "down")[row.grade]

@@ -1,8 +1,8 @@
-"""Messages between the users of a process and its courier. Decides only.
+"""Messages between the users of a process and its sidecar. Decides only.
 
     message := length u32 big-endian | msgpack
 
-Both ends are of one build and live together, so there is no version.
+Both ends run the same build and live equally long, so there is no version.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 _LENGTH = Struct(">I")
 BYTES_MAX = 1 << 30
 STARTED, OPENED = -1, 0
-"""Numbers of answers that no call has: the courier is there, and has found the cluster or not."""
+"""Numbers of results that belong to no call: the sidecar has started; it has found the cluster, or failed to."""
 T = TypeVar("T")
 
 
-class Request(msgspec.Struct, array_like=True):
+class CallRequest(msgspec.Struct, array_like=True):
     """One call of a user."""
 
     number: int
@@ -34,31 +34,31 @@ class Request(msgspec.Struct, array_like=True):
     level: int = 0
 
 
-class Told(msgspec.Struct, array_like=True):
-    """The answer to one: when it went out and was heard, by the wall clock, and what came."""
+class CallResult(msgspec.Struct, array_like=True):
+    """The result of one call, with the wall-clock times when its request was sent and its reply was received."""
 
     number: int
     sent: float
-    heard: float
+    received: float
     items: list[tuple[bytes, bytes, int]] = []
-    """Keys with values and versions; of a put its version alone."""
+    """Keys with values and versions; for a put only the version."""
     error: tuple[str, str, dict[str, str]] | None = None
-    """As kvstore.rpc.status describes it."""
+    """The error, as kvstore.rpc.status describes it."""
 
 
-class Answers(msgspec.Struct, array_like=True):
-    """Answers that have arrived, with the seconds for which the courier used a processor and waited for one."""
+class CallResults(msgspec.Struct, array_like=True):
+    """Results that have arrived, with the processor time that the sidecar has used and waited for, in seconds."""
 
-    told: list[Told]
+    results: list[CallResult]
     processor_s: float
     queued_s: float | None
 
 
 class Messages(Generic[T]):
-    """Bytes as they come → messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self, kind: Any) -> None:
-        """Decode each message as `kind`, which is T, and may be a union."""
+        """Decode each message as `kind`, which is T and may be a union."""
         self._decode: Callable[[bytes], T] = msgspec.msgpack.Decoder(kind).decode
         self._data = bytearray()
 

@@ -1,4 +1,4 @@
-"""Performs and judges one operation of a workload through any endpoint of the store."""
+"""Performs one operation of a workload through any endpoint of the store, and checks its result."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from kvstore.loadtest.generator.workloads import Draws, Keyspace
 from kvstore.loadtest.report.goals import CAS, INSERT, MODIFY, READ, SCAN, UPDATE
 
 PART_MAX, PART_BYTES_MAX = 1_000, 8 << 20
-"""Of the records to begin with: so many, and so many bytes, are on their way at a time."""
+"""Maximum number and total bytes of initial records in flight."""
 
 
 class Contended(Exception):
-    """A compare-and-set lost every time."""
+    """A compare-and-set failed in every round."""
 
 
 class Stopwatch:
-    """When an operation's first request went out and its latest answer came, by the wall clock; 0: not yet. Drawing
-    the operation, making its value and judging the answer are outside of that: they are the load test's own time."""
+    """Wall-clock times of an operation's first request and latest reply; 0 until then. Drawing the operation, building
+    its value and checking the result are the load test's own time and are not included."""
 
-    __slots__ = ("heard", "sent")
+    __slots__ = ("received", "sent")
 
     def __init__(self) -> None:
-        self.sent = self.heard = 0.0
+        self.sent = self.received = 0.0
 
     def reset(self) -> None:
-        self.sent = self.heard = 0.0
+        self.sent = self.received = 0.0
 
-    def sends(self) -> None:
+    def mark_sent(self) -> None:
         self.sent = self.sent or time()
 
-    def hears(self) -> None:
-        self.heard = time()
+    def mark_received(self) -> None:
+        self.received = time()
 
-    def took(self, sent: float, heard: float) -> None:
-        """The same where somebody else has looked at the clock."""
-        self.sent, self.heard = self.sent or sent, heard
+    def set_times(self, sent: float, received: float) -> None:
+        """Record times that another process has measured."""
+        self.sent, self.received = self.sent or sent, received
 
 
-class Way(Protocol):
-    """A way into the store, under whose name a report shows what was done by it."""
+class Endpoint(Protocol):
+    """An endpoint, with the name that it has in the report."""
 
     name: str
     watch: Stopwatch
@@ -53,9 +53,9 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
-class Door(Way, Protocol):
-    """One that knows the operations of our workloads. Calls give the bytes that came or went, and raise WrongValue, or
-    the door's errors."""
+class WorkloadEndpoint(Endpoint, Protocol):
+    """An endpoint that performs the operations of our workloads. Calls return the number of bytes sent or received, and
+    raise WrongValue or the endpoint's errors."""
 
     def read(self, key: bytes) -> int: ...
     def write(self, key: bytes, size: int) -> int: ...
@@ -64,11 +64,11 @@ class Door(Way, Protocol):
     def compare_and_set(self, number: int, size: int) -> int: ...
 
 
-class Deeds:
-    """Carries out drawn operations through a door, for one user."""
+class WorkloadOperations:
+    """Performs drawn operations through an endpoint, for one user."""
 
-    def __init__(self, door: Door, draws: Draws, keyspace: Keyspace, random: Random) -> None:
-        self.door = door
+    def __init__(self, endpoint: WorkloadEndpoint, draws: Draws, keyspace: Keyspace, random: Random) -> None:
+        self.endpoint = endpoint
         self._draws, self._keyspace, self._random = draws, keyspace, random
 
     @property
@@ -79,31 +79,31 @@ class Deeds:
         return self._draws.operation(self._random)
 
     def perform(self, operation: str) -> int:
-        """The bytes that came or went."""
+        """Perform an operation. Return the number of bytes sent or received."""
         random, draws, keyspace = self._random, self._draws, self._keyspace
         if operation == INSERT:
             key = keyspace.new_record(random)
-            length = self.door.write(key, draws.size(random))
+            length = self.endpoint.write(key, draws.size(random))
             keyspace.inserted(key)
             return length
         number = draws.key(random, keyspace.count)
         if operation == CAS:
-            return self.door.compare_and_set(number, draws.size(random))
+            return self.endpoint.compare_and_set(number, draws.size(random))
         key = keyspace.record(number)
         if operation == READ:
-            return self.door.read(key)
+            return self.endpoint.read(key)
         if operation == UPDATE:
-            return self.door.write(key, draws.size(random))
+            return self.endpoint.write(key, draws.size(random))
         if operation == MODIFY:
-            return self.door.modify(key, draws.size(random))
+            return self.endpoint.modify(key, draws.size(random))
         assert operation == SCAN, operation
-        return self.door.scan(key, after_prefix(keyspace.records), draws.scan_length(random))
+        return self.endpoint.scan(key, after_prefix(keyspace.records), draws.scan_length(random))
 
 
 def first_values(
     keyspace: Keyspace, draws: Draws, expectations: Expectations, random: Random
 ) -> Iterator[dict[bytes, bytes]]:
-    """Every record of the key space with a value, to begin with, in parts of a size that can be sent at once."""
+    """Yield an initial value for every record of the key space, in parts that can be sent at once."""
     part: dict[bytes, bytes] = {}
     part_bytes = 0
     for number in range(keyspace.loaded):
@@ -119,5 +119,5 @@ def first_values(
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The first key that does not begin with `prefix`, whose last byte is not the highest."""
+    """Return the first key after all keys with `prefix`. The last byte of `prefix` must not be 255."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))

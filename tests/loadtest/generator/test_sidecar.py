@@ -1,4 +1,4 @@
-"""The courier brings what gevent's users ask for, as the client in their own process would, and tells when."""
+"""The sidecar returns what the client returns inside the users' own process, and measures its own times."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from kvstore.client import Level
 from kvstore.errors import OutcomeUnknown
-from kvstore.loadtest.generator.courier_process import Courier as CourierProcess
-from kvstore.loadtest.generator.courier_wire import Answers, Messages, Request, Told, message
+from kvstore.loadtest.generator.sidecar import Sidecar
+from kvstore.loadtest.generator.sidecar_wire import CallRequest, CallResult, CallResults, Messages, message
 from kvstore.loadtest.report.recorder import USE_S, Recorder
 from kvstore.rpc.status import restore
 from tests.client.model import ModelCluster
@@ -24,42 +24,42 @@ SCRIPT = """
 import locust, gevent, os, signal, sys, time
 from kvstore.client import Level
 from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavailable
-from kvstore.loadtest.generator.courier import Courier
+from kvstore.loadtest.generator.sidecar_client import SidecarClient
 from kvstore.loadtest.generator.options import Options
 
-courier = Courier()
-courier.wait_started()
-courier.open(Options(store=sys.argv[1]).cluster)
+sidecar = SidecarClient()
+sidecar.wait_started()
+sidecar.open(Options(store=sys.argv[1]).cluster)
 at, level = time.time(), Level.LINEARIZABLE
-version = courier.put(b"k", b"v", if_version=0)
-sent, heard = courier.times
-assert at <= sent <= heard <= time.time()
-found = courier.get(b"k", level=level)
-assert (found.value, found.version, courier.get(b"none", level=level)) == (b"v", version, None)
+version = sidecar.put(b"k", b"v", if_version=0)
+sent, received = sidecar.times
+assert at <= sent <= received <= time.time()
+found = sidecar.get(b"k", level=level)
+assert (found.value, found.version, sidecar.get(b"none", level=level)) == (b"v", version, None)
 try:
-    courier.put(b"k", b"w", if_version=0)
+    sidecar.put(b"k", b"w", if_version=0)
 except ConditionFailed as error:
     assert error.version == version, error
 else:
     raise AssertionError("a condition that is not met")
-users = [gevent.spawn(courier.put, b"s%03d" % number, b"%d" % number) for number in range(200)]
+users = [gevent.spawn(sidecar.put, b"s%03d" % number, b"%d" % number) for number in range(200)]
 gevent.joinall(users, raise_error=True)
-scanned = list(courier.scan(b"s", b"t", limit=150, level=level))
+scanned = list(sidecar.scan(b"s", b"t", limit=150, level=level))
 assert [(key, item.value) for key, item in scanned] == [(b"s%03d" % n, b"%d" % n) for n in range(150)]
-assert courier.processor_s > 0
-os.kill(courier._process.pid, signal.SIGSTOP)
-waiting = gevent.spawn(courier.get, b"k", level=level)
+assert sidecar.processor_s > 0
+os.kill(sidecar._process.pid, signal.SIGSTOP)
+waiting = gevent.spawn(sidecar.get, b"k", level=level)
 gevent.sleep(0)
-os.kill(courier._process.pid, signal.SIGKILL)
+os.kill(sidecar._process.pid, signal.SIGKILL)
 waiting.join()
 assert isinstance(waiting.exception, OutcomeUnknown), waiting.exception
 try:
-    courier.get(b"k", level=level)
+    sidecar.get(b"k", level=level)
 except Unavailable:
     print("done", flush=True)
-courier.close()
+sidecar.close()
 try:
-    Courier().open(Options(store="kv://127.0.0.1:9?timeout=500ms").cluster)
+    SidecarClient().open(Options(store="kv://127.0.0.1:9?timeout=500ms").cluster)
 except StoreError as error:
     print("127.0.0.1:9" in str(error), flush=True)
 os._exit(0)
@@ -83,14 +83,14 @@ class Broken:
 async def test_a_call_that_breaks_is_told_to_its_user(caplog: pytest.LogCaptureFixture) -> None:
     """Its user waited until it was torn away at the end of the run, and no report said a word."""
     written: list[bytes] = []
-    courier = CourierProcess(cast("Any", Broken()), cast("Any", SimpleNamespace(write=written.append)))
-    courier.take(Request(7, "get", b"k", level=Level.STALE.value))
-    await asyncio.gather(*courier._tasks)
+    sidecar = Sidecar(cast("Any", Broken()), cast("Any", SimpleNamespace(write=written.append)))
+    sidecar.take(CallRequest(7, "get", b"k", level=Level.STALE.value))
+    await asyncio.gather(*sidecar._tasks)
     await asyncio.sleep(0)  # the turn's end, at which all of it is sent
-    ((told,),) = [answers.told for answers in Messages(Answers).feed(b"".join(written))]
-    assert told.number == 7
-    assert told.error is not None
-    error = restore(*told.error)
+    ((result,),) = [results.results for results in Messages(CallResults).feed(b"".join(written))]
+    assert result.number == 7
+    assert result.error is not None
+    error = restore(*result.error)
     assert isinstance(error, OutcomeUnknown)
     assert "a fault of the client's" in str(error)
     assert "a call failed: get" in caplog.text
@@ -98,24 +98,24 @@ async def test_a_call_that_breaks_is_told_to_its_user(caplog: pytest.LogCaptureF
 
 def test_messages_come_whole_however_they_are_cut() -> None:
     sent = [
-        [Request(1, "put", b"k", value=bytes(300), if_version=0)],
-        [Request(2, "get", b"k"), Request(3, "get", b"")],
+        [CallRequest(1, "put", b"k", value=bytes(300), if_version=0)],
+        [CallRequest(2, "get", b"k"), CallRequest(3, "get", b"")],
     ]
     data = b"".join(map(message, sent))
     for size in (1, 3, 4, 100, len(data)):
-        messages: Messages[list[Request]] = Messages(list[Request])
+        messages: Messages[list[CallRequest]] = Messages(list[CallRequest])
         found = [each for at in range(0, len(data), size) for each in messages.feed(data[at : at + size])]
         assert found == sent
-    answers = Answers([Told(1, 1.5, 2.5, [(b"k", b"v", 7)], ("R", "m", {"version": "7"}))], 0.5, None)
-    assert list(Messages(Answers).feed(message(answers))) == [answers]
+    answers = CallResults([CallResult(1, 1.5, 2.5, [(b"k", b"v", 7)], ("R", "m", {"version": "7"}))], 0.5, None)
+    assert list(Messages(CallResults).feed(message(answers))) == [answers]
 
 
 def test_a_courier_that_is_busy_or_starves_is_part_of_the_load_generator() -> None:
     recorder = Recorder()
     times = iter([(0.0, 0.0), (0.95 * USE_S, 0.5 * USE_S)])
     recorder.beside = lambda: next(times)
-    recorder.look(100.0, 0.0)
-    recorder.look(100.0 + USE_S, 0.1 * USE_S)
+    recorder.sample(100.0, 0.0)
+    recorder.sample(100.0 + USE_S, 0.1 * USE_S)
     assert recorder.busiest == 0.95
     assert recorder.queued is not None
     assert recorder.queued >= 0.5

@@ -1,7 +1,8 @@
-"""A client for gevent's users that costs them little: it hands calls to a courier, a process beside theirs with the
-asyncio client in it (courier_process.py), in messages that all users of a turn share.
+"""A client for gevent's users that costs little processor time: it hands calls to a sidecar, a process of its own with
+the asyncio client (sidecar.py). All calls of one turn of gevent's loop share a message.
 
-gRPC under gevent takes 0.4 ms of a processor for each call, so one process loads with some 2,000/s and no more.
+gRPC under gevent takes 0.4 ms of processor time per call, so one process generates at most about 2,000 calls per
+second.
 """
 
 from __future__ import annotations
@@ -18,27 +19,35 @@ from gevent.event import AsyncResult
 
 from kvstore.client import Item, Level
 from kvstore.errors import OutcomeUnknown, Unavailable
-from kvstore.loadtest.generator.courier_wire import OPENED, STARTED, Answers, Messages, Request, Told, message
+from kvstore.loadtest.generator.sidecar_wire import (
+    OPENED,
+    STARTED,
+    CallRequest,
+    CallResult,
+    CallResults,
+    Messages,
+    message,
+)
 from kvstore.rpc.status import restore
 
 READ_BYTES = 1 << 20
 OPEN_S, END_S = 60.0, 10.0
 
 
-class Courier:
-    """Calls are those of kvstore.client.Client that our doors make, and raise what it raises. `times` tells when the
-    last call that returned in this greenlet went out and was heard, as the courier has measured."""
+class SidecarClient:
+    """The client side of a sidecar. Offers the calls of kvstore.client.Client that the endpoints need, with the same
+    errors. `times` is when the sidecar sent and received the last call that returned in this greenlet."""
 
     def __init__(self) -> None:
-        """Start it: it is ready when its run begins, however long an interpreter takes to start here."""
+        """Start the sidecar process. It starts before the run, however long its interpreter takes."""
         ours, theirs = socket.socketpair()
         self._socket = ours
-        command = [sys.executable, "-m", "kvstore.loadtest.generator.courier_process", str(theirs.fileno())]
+        command = [sys.executable, "-m", "kvstore.loadtest.generator.sidecar", str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self._number = 0
-        self._waiting: dict[int, AsyncResult[Told]] = {STARTED: AsyncResult(), OPENED: AsyncResult()}
-        self._out: list[Request] | str = []
+        self._waiting: dict[int, AsyncResult[CallResult]] = {STARTED: AsyncResult(), OPENED: AsyncResult()}
+        self._out: list[CallRequest] | str = []
         self._is_over = False
         self.times = (0.0, 0.0)
         self.processor_s = 0.0
@@ -47,11 +56,11 @@ class Courier:
         self._greenlets = [gevent.spawn(self._read), gevent.spawn(self._write)]
 
     def wait_started(self) -> None:
-        """Wait until the courier has started, so that its start is not measured. Raises Unavailable."""
+        """Wait until the sidecar has started, so that its start is not measured. Raises Unavailable."""
         self._result(self._waiting[STARTED], OPEN_S)
 
     def open(self, cluster: str) -> Self:
-        """Find the cluster; as Options.cluster tells it. Raises StoreError."""
+        """Connect to the cluster that `Options.cluster` describes. Raises StoreError."""
         self._out = cluster
         self._wake.set()
         try:
@@ -69,11 +78,11 @@ class Courier:
         return self._ask("put", key, value=value, if_version=if_version).items[0][2]
 
     def scan(self, start: bytes, end: bytes, *, limit: int, level: Level) -> Iterator[tuple[bytes, Item]]:
-        told = self._ask("scan", start, end=end, limit=limit, level=level.value)
-        return iter([(key, Item(value, version, 0, 0, 0)) for key, value, version in told.items])
+        result = self._ask("scan", start, end=end, limit=limit, level=level.value)
+        return iter([(key, Item(value, version, 0, 0, 0)) for key, value, version in result.items])
 
     def close(self) -> None:
-        """End the courier. Calls under way end with an error."""
+        """Stop the sidecar. Calls in flight raise an error."""
         self._lose()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
@@ -81,41 +90,41 @@ class Courier:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, call: str, key: bytes, **more: object) -> Told:
+    def _ask(self, call: str, key: bytes, **more: object) -> CallResult:
         if self._is_over:
-            raise Unavailable("the courier is gone")
+            raise Unavailable("the sidecar has ended")
         self._number += 1
         number = self._number
-        waiting: AsyncResult[Told] = AsyncResult()
+        waiting: AsyncResult[CallResult] = AsyncResult()
         self._waiting[number] = waiting
-        assert isinstance(self._out, list), "it is opened first"
-        self._out.append(Request(number, call, key, **more))  # type: ignore[arg-type]
+        assert isinstance(self._out, list), "call open() first"
+        self._out.append(CallRequest(number, call, key, **more))  # type: ignore[arg-type]
         self._wake.set()
         try:
-            told = self._result(waiting, None)
+            result = self._result(waiting, None)
         finally:
             self._waiting.pop(number, None)
-        self.times = told.sent, told.heard
-        return told
+        self.times = result.sent, result.received
+        return result
 
-    def _result(self, waiting: AsyncResult[Told], timeout_s: float | None) -> Told:
+    def _result(self, waiting: AsyncResult[CallResult], timeout_s: float | None) -> CallResult:
         try:
-            told: Told = waiting.get(timeout=timeout_s)
+            result: CallResult = waiting.get(timeout=timeout_s)
         except gevent.Timeout:
-            raise Unavailable(f"the courier has not begun within {OPEN_S:g} s") from None
-        if told.error is not None:
-            raise restore(*told.error)
-        return told
+            raise Unavailable(f"the sidecar did not start within {OPEN_S:g} s") from None
+        if result.error is not None:
+            raise restore(*result.error)
+        return result
 
     def _read(self) -> None:
-        messages: Messages[Answers] = Messages(Answers)
+        messages: Messages[CallResults] = Messages(CallResults)
         with suppress(OSError):
             while data := self._socket.recv(READ_BYTES):
-                for answers in messages.feed(data):
-                    self.processor_s, self.queued_s = answers.processor_s, answers.queued_s
-                    for told in answers.told:
-                        if (waiting := self._waiting.get(told.number)) is not None:
-                            waiting.set(told)
+                for results in messages.feed(data):
+                    self.processor_s, self.queued_s = results.processor_s, results.queued_s
+                    for result in results.results:
+                        if (waiting := self._waiting.get(result.number)) is not None:
+                            waiting.set(result)
         self._lose()
 
     def _write(self) -> None:
@@ -129,11 +138,11 @@ class Courier:
         self._lose()
 
     def _lose(self) -> None:
-        """Nothing comes any more: whether what is under way was done nobody knows."""
+        """Fail all calls in flight with an unknown outcome: no more results arrive."""
         self._is_over = True
         self._wake.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         for waiting in list(self._waiting.values()):
             if not waiting.ready():
-                waiting.set_exception(OutcomeUnknown("the courier has ended"))
+                waiting.set_exception(OutcomeUnknown("the sidecar has ended"))
