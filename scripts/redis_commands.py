@@ -1,4 +1,4 @@
-"""The reference of the Redis commands, docs/redis.md, from their rows."""
+"""The reference of the Redis commands, docs/reference/redis.md, from their rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripts.pages import table
 HEAD = """# Redis commands
 
 All commands of Redis, for people who use a Redis client with this store. `make reference` writes this page from
-kvstore/server/redis/commands/: do not edit it here. [operations.md](operations.md#redis-clients) describes errors,
+kvstore/server/redis/commands/: do not edit it here. [Operations](../operations.md#redis-clients) describes errors,
 retries and limits.
 
 *Words* counts the command's name too. *Needs* is what a user needs where the cluster authenticates its clients: a

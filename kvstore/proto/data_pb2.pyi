@@ -432,7 +432,7 @@ Global___ReadPinnedRequest: _TypeAlias = ReadPinnedRequest  # noqa: Y015
 
 @_typing.final
 class PinnedPage(_message.Message):
-    """Records in columns, as they are stored (docs/formats.md, Pages of pinned reads). Column i of one belongs to column i of the others."""
+    """Records in columns, as they are stored (docs/reference/formats.md, Pages of pinned reads). Column i of one belongs to column i of the others."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
