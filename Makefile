@@ -28,7 +28,7 @@ static: setup ## format, lint and types
 	@touch $@
 
 site: .venv/.docs ## build the documentation into build/site; a link that leads nowhere is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@mkdir -p build && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict > build/site.log 2>&1 || { cat build/site.log; exit 1; }
 
 docs: .venv/.docs ## serve the documentation on 127.0.0.1:8000, and build it again when a page changes
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr $(or $(ADDR),127.0.0.1:8000)

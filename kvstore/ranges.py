@@ -1,5 +1,5 @@
 """Numbers that settings may have: declared beside each setting, asked of its class when it is built, and shown in
-docs/configuration.md. Decides only."""
+docs/reference/configuration.md. Decides only."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from scripts import alerts, commands, configuration, errors, metrics, redis_comm
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/alerts.md": alerts.reference,
-    "commands.md": commands.reference,
-    "configuration.md": configuration.reference,
-    "errors.md": errors.reference,
-    "metrics.md": metrics.reference,
-    "redis.md": redis_commands.reference,
-    "rules.md": rules.reference,
+    "reference/commands.md": commands.reference,
+    "reference/configuration.md": configuration.reference,
+    "reference/errors.md": errors.reference,
+    "reference/metrics.md": metrics.reference,
+    "reference/redis.md": redis_commands.reference,
+    "reference/rules.md": rules.reference,
 }
 """tests/test_reference.py compares each page with the file in docs/."""
 

@@ -57,7 +57,7 @@ def test_tests_faults_and_drills_that_documents_name_are_there() -> None:
 
 @pytest.mark.parametrize(("letter", "count"), [("K", 44), ("C", 53)])
 def test_each_row_about_conformance_names_a_test_or_says_what_is_missing(letter: str, count: int) -> None:
-    rows = re.findall(rf"^\| {letter}(\d+) \| (.*) \|$", TEXTS["docs/conformance.md"], re.MULTILINE)
+    rows = re.findall(rf"^\| {letter}(\d+) \| (.*) \|$", TEXTS["docs/reference/conformance.md"], re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, count + 1))
     assert [number for number, row in rows if not TEST.search(row) and "missing: " not in row] == []
     named = [name for _, row in rows for name in re.findall(r"`(tests/[^`]*)`", row)]

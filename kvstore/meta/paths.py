@@ -1,7 +1,7 @@
 """Every path kept in the metadata store, as pure functions. Paths are relative to the chroot of the connection string.
 
 What is below LEDGERS has Apache BookKeeper's names, so that its tools work on our clusters; the rest is ours
-(docs/formats.md).
+(docs/reference/formats.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The store's service for data pipelines: reads of the whole store, or of ranges o
 
 A pin names one position in the log of each partition. Every replica that applies that position keeps its state as it was there, until
 the pin is given back or its deadline has passed: so all of them give the same bytes, however often and to whomever. docs/protocol.md
-(Pinned reads) has the rules, docs/clients.md tells how to use it.
+(Pinned reads) has the rules, docs/how-to/read-the-whole-store.md tells how to use it.
 """
 
 from collections import abc as _abc
@@ -432,7 +432,7 @@ Global___ReadPinnedRequest: _TypeAlias = ReadPinnedRequest  # noqa: Y015
 
 @_typing.final
 class PinnedPage(_message.Message):
-    """Records in columns, as they are stored (docs/formats.md, Pages of pinned reads). Column i of one belongs to column i of the others."""
+    """Records in columns, as they are stored (docs/reference/formats.md, Pages of pinned reads). Column i of one belongs to column i of the others."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

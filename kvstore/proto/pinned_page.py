@@ -1,7 +1,7 @@
 """A page of a pinned read ↔ the rows in it. Decides only.
 
 Rows travel as partitions store them, all keys and all rows joined: who makes a page and who takes it apart copies each
-byte once, and vectorised readers need no loop (docs/formats.md, Pages of pinned reads).
+byte once, and vectorised readers need no loop (docs/reference/formats.md, Pages of pinned reads).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A partition's list of ledgers ↔ the bytes of its node. Decides only (docs/protocol.md, G21; docs/formats.md).
+"""A partition's list of ledgers ↔ the bytes of its node. Decides only (protocol G21; docs/reference/formats.md).
 
     up to 500 ledgers    {"format":1,"epoch":7,"ledgers":[{"id":…,"first_seq":…,"exact":…,"epoch":…,"lease_ms":…},…],…}
     more                 {"format":2,"epoch":7,"packed":"<base64 of zlib>","count":20000,…}

@@ -80,7 +80,7 @@ def test_a_ring_survives_its_encoding() -> None:
 
 
 def test_operations_stand_in_the_ring_as_documented_and_a_ring_without_is_as_it_was() -> None:
-    """docs/formats.md."""
+    """docs/reference/formats.md."""
     ring = new_ring(ids(1), SERVERS, 1)
     assert b"operations" not in encode(ring)
     done = Operation("a1", "00ff", 1, 2, 1, 3, (PartitionId("p2"),))

@@ -1,5 +1,5 @@
 """The file PLACE as bytes: which of a bookie's directories this one is, and which others there are. Pure. The grammar
-is in docs/formats.md.
+is in docs/reference/formats.md.
 
 A bookie with one directory has no such file. With several, each of them names them all, so that the loss of one is seen
 from any other.

@@ -1,4 +1,4 @@
-"""Paths of the tree ↔ etcd's keys. Decides only. docs/formats.md (Metadata in etcd) has the table.
+"""Paths of the tree ↔ etcd's keys. Decides only. docs/reference/formats.md (Metadata in etcd) has the table.
 
 Every node has one key, `<prefix><path>`; the root's is `<prefix>/`. Two kinds of nodes are where BookKeeper's proposal
 for etcd puts them: the bookies that take writes, and the ledgers, in one list that is ordered by their ids. No path has

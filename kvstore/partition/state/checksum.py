@@ -1,7 +1,7 @@
 """The checksum of a partition's state: rolls over what each entry of the log made of it. Decides only.
 
 It is over values, in a form of its own that is pinned here and by golden bytes, so that replicas of different versions
-come to the same whatever their engines store (docs/protocol.md, P36; docs/formats.md, Checksum):
+come to the same whatever their engines store (docs/protocol.md, P36; docs/reference/formats.md, Checksum):
 
     of an entry       all its keys, one after another, each as "d" | token u32 be | key; then all its forms
     form of a record  flags u8 (1: created, 2: expires) | version u64 be | written ms u64 be

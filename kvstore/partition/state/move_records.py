@@ -1,6 +1,6 @@
 """The contents of the control records about token ranges: values ↔ the `control` bytes of an entry. Decides only.
 
-docs/formats.md (Records of moves) has every field, docs/protocol.md (Moving a range) what each is for. The bytes are
+docs/reference/formats.md (Records of moves) has every field, docs/protocol.md (Moving a range) their purpose. Bytes are
 MessagePack: an array of the fields in the order in which they stand here. DO NOT CHANGE the order; new fields come
 last, have a default, and change nothing for readers that pass them over (docs/protocol.md V5).
 """

@@ -12,7 +12,7 @@
     h                               a difference of another replica's that this one has heard of (trials.py)
 
 A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or given another expiry.
-docs/formats.md (State store) has every byte.
+docs/reference/formats.md (State store) has every byte.
 """
 
 from __future__ import annotations

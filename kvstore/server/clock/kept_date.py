@@ -1,4 +1,4 @@
-"""Keeps a server's date for its next process (docs/protocol.md, P28; docs/formats.md).
+"""Keeps a server's date for its next process (docs/protocol.md, P28; docs/reference/formats.md).
 
 The file counts only on the same machine while that is not rebooted, because the monotonic clock begins again then. So
 it survives crashes of processes, which need no sync.

@@ -1,6 +1,6 @@
 """Declarations of the metrics of a node: name, type, labels and description of each. Decides only.
 
-metrics.py publishes the numbers of a node as these metrics, and `make reference` writes docs/metrics.md from them.
+metrics.py publishes the numbers of a node as these metrics; `make reference` writes docs/reference/metrics.md.
 
 Names follow the conventions of Prometheus: counters end in `_total`, and units are seconds or bytes and stand in the
 name. A part of the node may count under a shorter name: `_s` for `_seconds`, `_per_s` for `_per_second`, and a counter
@@ -566,7 +566,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         ),
     ),
 }
-"""By the part of the node that counts: the sections of docs/metrics.md."""
+"""By the part of the node that counts: the sections of docs/reference/metrics.md."""
 DECLARED = {each.name: each for part in METRICS.values() for each in part}
 _BY_SOURCE = {source: each for each in DECLARED.values() for source in each.sources} | DECLARED
 

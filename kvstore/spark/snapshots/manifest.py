@@ -1,5 +1,5 @@
-"""The manifest, a snapshot's description of itself (docs/formats.md, Snapshots): its files, where in the logs it
-stands, what it stands on. Decides only.
+"""The manifest, a snapshot's description of itself (docs/reference/formats.md, Snapshots): its files, where in the logs
+it stands, what it stands on. Decides only.
 
 It is written last: what has no manifest is no snapshot. It carries its own checksum, so that a damaged one is never
 taken for a smaller snapshot.

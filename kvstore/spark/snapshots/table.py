@@ -1,4 +1,4 @@
-"""Rows of a snapshot ↔ Parquet files with page checksums (docs/formats.md, Snapshots).
+"""Rows of a snapshot ↔ Parquet files with page checksums (docs/reference/formats.md, Snapshots).
 
 Row group by row group: a file of any size passes through a bounded memory.
 """

@@ -176,7 +176,7 @@ async def test_a_bar_was_about_the_state_that_another_replicas_has_replaced(worl
 
 def test_what_was_heard_has_golden_bytes() -> None:
     row = encode_heard(Heard(Seq(7), True))
-    assert (HEARD_KEY, row.hex()) == (b"h", "01" + "0000000000000007" + "01"), "docs/formats.md, State store"
+    assert (HEARD_KEY, row.hex()) == (b"h", "01" + "0000000000000007" + "01"), "docs/reference/formats.md, State store"
     assert heard_of(row) == (7, True)
     assert heard_of(None) == NOTHING_HEARD
     with pytest.raises(WrittenByNewer, match="format 2"):

@@ -178,7 +178,7 @@ def test_a_copy_remembers_over_a_restart_whose_it_is_until_it_is_borne_out() -> 
     arriving = Import(state_over(engine), frozenset({DONOR, ServerId("an-earlier-one")}))
     for chunk in chunks(Export(source)):
         arriving.add(chunk)
-    assert engine.get(ORIGINS_KEY) == b"\x01an-earlier-one\x00donor", "docs/formats.md, State store"
+    assert engine.get(ORIGINS_KEY) == b"\x01an-earlier-one\x00donor", "docs/reference/formats.md, State store"
     again = state_over(engine)
     assert again.origins == {DONOR, "an-earlier-one"}
     again.be_borne_out()

@@ -230,7 +230,7 @@ _REREAD = (
     "Both keys must be in one partition, else the reply is CROSSSLOT. It reads, and writes if no other client has "
     "written meanwhile: at least two entries in the log, more beside other writers of the key."
 )
-_RECORD_TIME = "Expiry is judged by [record time](operations.md#clocks)."
+_RECORD_TIME = "Expiry is judged by [record time](../explanation/dates.md)."
 _SERVER_TIME = "Computed by the clock of the node that replies, when it replies."
 
 FAMILY = Family(

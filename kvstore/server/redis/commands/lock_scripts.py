@@ -27,7 +27,7 @@ TEXT_BYTES_MAX = 4096
 LOADED_MAX = 64
 """Texts of known scripts that differ in blanks: those loaded longest ago are forgotten."""
 _IF_VERSION, _RELATIVE_TTL = int(Flag.IF_VERSION), int(Flag.RELATIVE_TTL)
-_NOT_RUN = "ERR scripts are not run here, but for those of locks: see docs/redis.md"
+_NOT_RUN = "ERR scripts are not run here, but for those of locks: see docs/reference/redis.md"
 
 
 async def release(ask: Ask, key: bytes, arguments: Words) -> bytes:

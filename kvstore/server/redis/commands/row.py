@@ -67,7 +67,7 @@ class Command(NamedTuple):
     name: str
     """In capital letters."""
     summary: str
-    """One sentence, for COMMAND DOCS and docs/redis.md."""
+    """One sentence, for COMMAND DOCS and docs/reference/redis.md."""
     handler: Build | Alone
     least: int
     """The smallest number of words, the name included."""
@@ -79,7 +79,7 @@ class Command(NamedTuple):
     flag: str = ""
     """`readonly` or `write`, for clients that choose among nodes; empty if the command is about no keys."""
     differs: str = ""
-    """How the command differs from the one of Redis, for docs/redis.md."""
+    """How the command differs from the one of Redis, for docs/reference/redis.md."""
 
     @property
     def in_multi(self) -> InMulti:
