@@ -15,8 +15,8 @@ from scripts.pages import one_line, table
 HEAD = """# Commands
 
 Every command of `kvstore` with its options, for people at a terminal. `make reference` writes this page from the code:
-do not edit it here. [Operations](../operations.md) tells when to use which command. Exit codes are 0 (done), 1 (refused
-or failed), 2 (wrong usage) and 130 (interrupted). A command with other exit codes lists them.
+do not edit it here. [The how-to guides](../how-to/index.md) tell when to use which command. Exit codes are 0 (done),
+1 (refused or failed), 2 (wrong usage) and 130 (interrupted). A command with other exit codes lists them.
 """
 SHARED_BY = 20
 """Options that at least so many commands have are explained once."""

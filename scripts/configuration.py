@@ -21,7 +21,7 @@ HEAD = """# Settings of a node
 
 Every setting of `node.toml`, for operators who configure nodes. `make reference` writes this page from the code: do not
 edit it here. `kvstore node check --config node.toml` reports faults of a file, and values that are unsafe or odd.
-[Operations](../operations.md#nodetoml) tells what to choose.
+[Configure a node](../how-to/configure-a-node.md) tells what to choose.
 
 The end of a name is its unit: `_s` seconds, `_ms` milliseconds, `_bytes` bytes, `_per_s` a number per second. A setting
 without a default is required. Numbers are finite: `inf` and `nan` are refused. If 0 means never, the description says

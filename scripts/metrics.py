@@ -10,7 +10,7 @@ HEAD = """# Metrics
 
 The metrics that a node publishes at `GET /metrics`, for operators who write queries and alerts. `make reference` writes
 this page from kvstore/server/http/metric_table.py: do not edit it here.
-[Operations](../operations.md#what-to-alert-on) lists what to alert on, and [monitoring](../monitoring/README.md) has
+[Alerts](alerts.md) lists what to alert on, and [monitoring](../monitoring/README.md) has
 rules and boards.
 
 Counters start at 0 with the process, or with the lead if the description says so. A node also publishes the usual

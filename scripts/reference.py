@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import commands, configuration, errors, metrics, redis_commands, rules
+from scripts import alerts, commands, configuration, errors, metrics, redis_commands, rules
 
 PAGES: dict[str, Callable[[], str]] = {
+    "reference/alerts.md": alerts.reference,
     "reference/commands.md": commands.reference,
     "reference/configuration.md": configuration.reference,
     "reference/errors.md": errors.reference,

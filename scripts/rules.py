@@ -21,7 +21,7 @@ breaks a rule.
 a real cluster.
 
 A refused request changes nothing. `<4,097 bytes>` stands for so many bytes. An endpoint is missing below a rule if its
-users cannot write such a request. [Clients](../clients.md#outcomes) describes the errors.
+users cannot write such a request. [Handle errors](../how-to/handle-errors.md) describes the errors.
 """
 
 

@@ -1,5 +1,5 @@
 """Operations that took long: the last ones, with where their time went, in a bounded ring and in the log. Keys stand
-there as hashes, values not at all (docs/operations.md, The slow log).
+there as hashes, values not at all (docs/how-to/find-slow-operations.md).
 
 Code on hot paths compares what it has measured anyway with `limit_s`, and calls `note` only beyond it.
 """

@@ -1,4 +1,6 @@
-"""Spans of sampled operations, as the parts on an operation's way know them (docs/operations.md, Traces). Decides only.
+"""Spans of sampled operations, as the parts on an operation's way know them. Decides only.
+
+See docs/how-to/trace-operations.md.
 
 Where traces are off, and while no sampled operation is under way, a hot path does no more than look at `live`.
 """

@@ -2,7 +2,7 @@
 
     kvstore-loadtest --workload ycsb-b --rate 1000 --seconds 60 [GrpcUser] [RespUser]
 
-See docs/loadtests.md. A file of one's own imports all of this one and adds users. Exit codes: see run.py.
+See docs/how-to/run-load-tests.md. A file of one's own imports all of this one and adds users. Exit codes: see run.py.
 """
 
 # ruff: noqa: E402

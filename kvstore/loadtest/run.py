@@ -1,7 +1,7 @@
 """`kvstore-loadtest`: load tests of a cluster that serves, by Locust.
 
     kvstore-loadtest [--data-dir DIR | --store kv://host:port --resp host:port] [any option below] [GrpcUser|RespUser]
-    kvstore-loadtest -f shop.py --data-dir data Shop        # a workload of one's own: docs/loadtests.md
+    kvstore-loadtest -f shop.py --data-dir data Shop        # a workload of one's own: docs/how-to/run-load-tests.md
     kvstore-loadtest --web --data-dir data                  # Locust's pages start the runs, as many as wanted
 
 The report is reports/loadtest.html. Exit codes: 0 the run met all that was asked of it, 1 it did not (the last lines

@@ -127,7 +127,7 @@ class Identity:
             why, _ = await self._store.get(paths.OLDER_COPY)
             raise MetadataLost(
                 f"the metadata store is an older copy of itself: {why.decode(errors='replace')}; want a later one "
-                "(docs/operations.md, Restoring the metadata store)"
+                "(docs/how-to/back-up-and-restore-metadata.md)"
             )
 
     # docs/protocol.md G23

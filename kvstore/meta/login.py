@@ -29,7 +29,7 @@ class Mechanism(StrEnum):
 
 
 class Acl(StrEnum):
-    """Rights to the nodes that a process makes in ZooKeeper, which docs/operations.md has a chapter on."""
+    """Rights to the nodes that a process makes in ZooKeeper (docs/how-to/secure-the-metadata-store.md)."""
 
     CREATOR = "creator"
     """Its user alone may do all; nobody else anything."""

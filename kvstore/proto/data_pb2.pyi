@@ -5,7 +5,7 @@ The store's service for data pipelines: reads of the whole store, or of ranges o
 
 A pin names one position in the log of each partition. Every replica that applies that position keeps its state as it was there, until
 the pin is given back or its deadline has passed: so all of them give the same bytes, however often and to whomever. docs/protocol.md
-(Pinned reads) has the rules, docs/clients.md tells how to use it.
+(Pinned reads) has the rules, docs/how-to/read-the-whole-store.md tells how to use it.
 """
 
 from collections import abc as _abc

@@ -1,4 +1,4 @@
-"""The data source `kvstore`: what Spark asks first, on the driver. docs/spark.md has all options and errors."""
+"""The data source `kvstore`: what Spark asks first, on the driver. Options and errors: docs/reference/spark.md."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class Session:
         if found.revision < self._revision:
             raise MetadataUnavailable(
                 f"this etcd is an older copy of itself: its revision is {found.revision}, {self._revision} was seen "
-                "(docs/operations.md, Restoring the metadata store)"
+                "(docs/how-to/back-up-and-restore-metadata.md)"
             )
         self._cluster = found.cluster_id
 

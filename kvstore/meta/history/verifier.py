@@ -42,7 +42,7 @@ the store two writes and a few reads, and the node's disk a sync; metadata that 
 CONFIRM_ROUNDS = 3
 """So long a high-water mark is not raised again while others may still confirm it."""
 RETRY_S = 0.2
-ADVICE = "restore a later copy (docs/operations.md, Restoring the metadata store)"
+ADVICE = "restore a later copy (docs/how-to/back-up-and-restore-metadata.md)"
 
 
 # docs/protocol.md B29

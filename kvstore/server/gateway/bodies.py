@@ -122,7 +122,7 @@ class Failure(Struct, omit_defaults=True):
     code: int
     """The HTTP status."""
     reason: str
-    """The error's name; those of docs/clients.md."""
+    """The error's name; those of docs/reference/http.md."""
     message: str
     outcome: Literal["refused", "unknown"]
     """Refused: definitely not done. Unknown: it may be done, or may still be for a moment."""

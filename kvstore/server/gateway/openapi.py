@@ -57,7 +57,7 @@ def document() -> bytes:
         "info": {
             "title": "kvstore",
             "version": VERSION,
-            "description": "A distributed key-value store on a replicated log. docs/clients.md tells more.",
+            "description": "A distributed key-value store on a replicated log. docs/reference/http.md tells more.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

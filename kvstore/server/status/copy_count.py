@@ -1,5 +1,5 @@
 """Counts the copies of all ledgers for the whole cluster: one server reads every ledger's metadata, and the reports of
-the cluster carry the numbers (docs/operations.md, Is it well?).
+the cluster carry the numbers (docs/reference/health.md).
 
 Every server has one; that of the first server by name counts. It asks nobody for an office: two that count at once
 cost reads and give the same answer. A count reads one node of the metadata store per ledger, at most

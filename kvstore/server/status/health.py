@@ -205,7 +205,7 @@ def _metadata(report: ClusterReport) -> Iterator[Finding]:
             "metadata_older",
             kind,
             f"it has an older copy of the metadata, and no partition is led by it; found by {', '.join(refusing)}",
-            "restore a later copy (docs/operations.md, Restoring the metadata store)",
+            "restore a later copy (docs/how-to/back-up-and-restore-metadata.md)",
         )
         return
     age_s = min(each.read_age_s for each in away.values())
@@ -272,7 +272,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                     name,
                     f"its directory {directory.path} has failed: {directory.failure}",
                     "start it again if the disk is well; else replace the disk and name the directory in "
-                    "`storage.lost_dirs` (docs/operations.md, Several disks)",
+                    "`storage.lost_dirs` (docs/how-to/use-several-disks.md)",
                 )
         if bookie.limbo_ledgers:
             yield _finding(
@@ -289,7 +289,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                 name,
                 f"it has refused {_count(bookie.refused_other_entry, 'add')} of entries of which it has another "
                 "payload: a ledger id was given twice",
-                "docs/operations.md, Restoring the metadata store",
+                "docs/how-to/back-up-and-restore-metadata.md",
             )
 
 
@@ -520,7 +520,7 @@ def _dates(report: ClusterReport) -> Iterator[Finding]:
             "date_behind",
             "the cluster's date",
             f"it is {abs(behind_s):.1f} s {side} a majority of wall clocks and moves by {3600 * RATE:g} s an hour",
-            "set the wall clocks right; if the date is wrong, see `The cluster's date is wrong` in operations.md",
+            "set the wall clocks right; if the date is wrong, see docs/how-to/correct-the-clusters-date.md",
         )
 
 

@@ -1,5 +1,5 @@
 """Losses of a node's cluster, and their ends: the metadata store, an ack quorum of bookies, leaders. Decides
-only; loss_watch.py looks and writes it to the log (docs/operations.md, Logs)."""
+only; loss_watch.py looks and writes it to the log (docs/how-to/read-logs.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's report of itself, from memory: it waits for nothing and asks nobody (docs/operations.md, Is it well?)."""
+"""A node's report of itself, from memory: it waits for nothing and asks nobody (docs/reference/health.md)."""
 
 from __future__ import annotations
 
