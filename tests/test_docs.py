@@ -106,5 +106,5 @@ def test_every_rule_stands_once_and_is_cited_by_the_code_that_keeps_it_and_by_a_
 
 def test_the_architecture_names_every_package() -> None:
     packages = {face.parent.name for face in (ROOT / "kvstore").glob("*/__init__.py")}
-    named = set(re.findall(r"\| `kvstore/(\w+)` \|", TEXTS["ARCHITECTURE.md"]))
+    named = set(re.findall(r"\| `kvstore/(\w+)` \|", TEXTS["docs/explanation/architecture.md"]))
     assert named == packages

@@ -5,7 +5,7 @@ leaves at once. Where work waits for a processor, a small entry follows later, t
 and larger ones then: others get the processors, and operations wait less for these than they wait here. A rest ends as
 soon as as many operations are here as when the last whole one was over: their callers wait for answers now, and nobody
 else is known to come. While a partition is pinned somebody reads all of it, on the processors that are left to that:
-rests are as long as they may be then (docs/design/0006-rests-between-entries.md).
+rests are as long as they may be then (docs/design/0006-batching-delay.md).
 """
 
 from __future__ import annotations
