@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static quick check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons audit format interop redis-clients
+.PHONY: help setup up down static site docs quick check test sim sims mutants drill drill-counts drill-repairs drill-locks bench budget hops loadtest snapshot-demo generate proto reference lock lowest pythons audit format interop redis-clients
 
 BIN := .venv/bin
 # A node is 400 modules, and the tests start hundreds of nodes: without compiled files each takes 0.6 s more.
@@ -23,13 +23,23 @@ down: ## stop the local cluster; its data stays
 static: setup ## format, lint and types
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 
+.venv/.docs: .venv/.ready requirements-docs.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
+	@touch $@
+
+site: .venv/.docs ## build the documentation into build/site; a link that leads nowhere is an error
+	@mkdir -p build && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict > build/site.log 2>&1 || { cat build/site.log; exit 1; }
+
+docs: .venv/.docs ## serve the documentation on 127.0.0.1:8000, and build it again when a page changes
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr $(or $(ADDR),127.0.0.1:8000)
+
 quick: static ## while you work: static, and the fast tests nearest to what changed since HEAD; under a minute
 	@PYTHONPATH=. $(BIN)/python scripts/quick.py -m "$(FAST)"
 
-check: static ## before each commit: static, house rules and fast tests
+check: static site ## before each commit: static, the documentation, house rules and fast tests
 	@$(BIN)/pytest -n 2 -m "$(FAST)"
 
-test: static ## everything; what CI runs
+test: static site ## everything; what CI runs
 	@$(BIN)/pytest -n 3
 
 sim: setup ## replay one simulated run: make sim SEED=4711; with TRACE=1 it prints every event

@@ -13,4 +13,4 @@ mkdir -p build
 "$tool/bin/cyclonedx-py" requirements requirements.lock --pyproject pyproject.toml --output-reproducible \
     --of JSON -o build/sbom.json 2>/dev/null
 echo "build/sbom.json names $(grep -c '"purl"' build/sbom.json) packages"
-"$tool/bin/pip-audit" --strict --progress-spinner off --disable-pip --require-hashes -r requirements.lock -r requirements-build.lock
+"$tool/bin/pip-audit" --strict --progress-spinner off --disable-pip --require-hashes -r requirements.lock -r requirements-build.lock -r requirements-docs.lock

@@ -1,4 +1,4 @@
-"""The reference of the commands, docs/commands.md, from the tree that `kvstore --help` shows."""
+"""The reference of the commands, docs/reference/commands.md, from the tree that `kvstore --help` shows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from scripts.pages import one_line, table
 
 HEAD = """# Commands
 
-What `kvstore … --help` says of each command, made from the code by `make reference`: do not edit it here.
-[operations.md](operations.md) tells when to use which. Exit codes: 0 done, 1 refused or failed, 2 wrong usage,
-130 interrupted; where a command has others, it says so.
+Every command of `kvstore` with its options, for people at a terminal. `make reference` writes this page from the code:
+do not edit it here. [The how-to guides](../how-to/index.md) tell when to use which command. Exit codes are 0 (done),
+1 (refused or failed), 2 (wrong usage) and 130 (interrupted). A command with other exit codes lists them.
 """
 SHARED_BY = 20
 """Options that at least so many commands have are explained once."""

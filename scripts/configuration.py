@@ -1,4 +1,4 @@
-"""The reference of a node's settings, docs/configuration.md, from the classes that hold them."""
+"""The reference of a node's settings, docs/reference/configuration.md, from the classes that hold them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from scripts.pages import one_line, table
 
 HEAD = """# Settings of a node
 
-Every name that `node.toml` may have, made from the code by `make reference`: do not edit it here.
-`kvstore node check --config node.toml` says what is wrong with a file, and what is unsafe or odd;
-[operations.md](operations.md#nodetoml) tells what to choose. Units stand at the end of the names: `_s` seconds,
-`_ms` milliseconds, `_bytes` bytes, `_per_s` of them each second. What has no default must be given. Numbers are finite:
-`inf` and `nan` are refused. Where 0 means never, the sentence says so; elsewhere `1e9` seconds are thirty years.
+Every setting of `node.toml`, for operators who configure nodes. `make reference` writes this page from the code: do not
+edit it here. `kvstore node check --config node.toml` reports faults of a file, and values that are unsafe or odd.
+[Configure a node](../how-to/configure-a-node.md) tells what to choose.
+
+The end of a name is its unit: `_s` seconds, `_ms` milliseconds, `_bytes` bytes, `_per_s` a number per second. A setting
+without a default is required. Numbers are finite: `inf` and `nan` are refused. If 0 means never, the description says
+so. Elsewhere, use `1e9` seconds (thirty years) for a time that never comes.
 """
 SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 SPANS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"))

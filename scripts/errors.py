@@ -1,4 +1,4 @@
-"""The reference of the errors, docs/errors.md, from their classes and from the forms that each endpoint gives them."""
+"""Reference of the errors (docs/reference/errors.md), from their classes and their forms at each endpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ kvstore/server/redis/replies.py: do not edit it here.
 Every endpoint names the class. gRPC sends a `google.rpc.ErrorInfo` with domain `kvstore`, the reason below and the
 fields as metadata. HTTP sends the reason and the fields in the body. Redis sends the word below, then the message. The
 Python clients raise the class (`kvstore.errors`) and retry by themselves until their deadline if the same call may
-succeed. [clients.md](clients.md#outcomes) describes what to do about each outcome, and [rules.md](rules.md) lists the
-requests that each endpoint refuses.
+succeed. [Handle errors](../how-to/handle-errors.md) describes what to do about each outcome, and [rules](rules.md)
+lists the requests that each endpoint refuses.
 """
 OUTCOMES: dict[str, tuple[str, tuple[type[errors.StoreError], ...]]] = {
     "Not done; the same call may succeed later": (

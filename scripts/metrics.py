@@ -1,4 +1,4 @@
-"""The reference of the metrics, docs/metrics.md, from their declarations."""
+"""The reference of the metrics, docs/reference/metrics.md, from their declarations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ HEAD = """# Metrics
 
 The metrics that a node publishes at `GET /metrics`, for operators who write queries and alerts. `make reference` writes
 this page from kvstore/server/http/metric_table.py: do not edit it here.
-[operations.md](operations.md#what-to-alert-on) lists what to alert on, and [monitoring](monitoring/README.md) has rules
-and boards.
+[Alerts](alerts.md) lists what to alert on, and [monitoring](../monitoring/README.md) has
+rules and boards.
 
 Counters start at 0 with the process, or with the lead if the description says so. A node also publishes the usual
 `process_…` metrics of Prometheus: processor seconds, resident memory, open files and start time.

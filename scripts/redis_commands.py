@@ -1,4 +1,4 @@
-"""The reference of the Redis commands, docs/redis.md, from their rows."""
+"""The reference of the Redis commands, docs/reference/redis.md, from their rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scripts.pages import table
 HEAD = """# Redis commands
 
 All commands of Redis, for people who use a Redis client with this store. `make reference` writes this page from
-kvstore/server/redis/commands/: do not edit it here. [operations.md](operations.md#redis-clients) describes errors,
-retries and limits.
+kvstore/server/redis/commands/: do not edit it here. [Use a Redis client](../how-to/use-a-redis-client.md) describes
+errors, retries and limits.
 
 *Words* counts the command's name too. *Needs* is what a user needs where the cluster authenticates its clients: a
 login, the right to read or write the keys that the command names, or a right on more keys. A command that writes also

@@ -9,15 +9,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import commands, configuration, errors, metrics, redis_commands, rules
+from scripts import alerts, commands, configuration, errors, metrics, redis_commands, rules
 
 PAGES: dict[str, Callable[[], str]] = {
-    "commands.md": commands.reference,
-    "configuration.md": configuration.reference,
-    "errors.md": errors.reference,
-    "metrics.md": metrics.reference,
-    "redis.md": redis_commands.reference,
-    "rules.md": rules.reference,
+    "reference/alerts.md": alerts.reference,
+    "reference/commands.md": commands.reference,
+    "reference/configuration.md": configuration.reference,
+    "reference/errors.md": errors.reference,
+    "reference/metrics.md": metrics.reference,
+    "reference/redis.md": redis_commands.reference,
+    "reference/rules.md": rules.reference,
 }
 """tests/test_reference.py compares each page with the file in docs/."""
 

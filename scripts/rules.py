@@ -1,4 +1,4 @@
-"""The reference of the rules about operations, docs/rules.md, from the table that a test asks a cluster for."""
+"""Reference of the rules about operations (docs/reference/rules.md), from the table that a test checks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ NAMES = {
 }
 HEAD = """# Rules about operations
 
-What each endpoint answers to a request that breaks a rule, for people who write clients or read errors.
+The rules about operations, for people who write clients or read errors: how each endpoint answers a request that
+breaks a rule.
 `make reference` writes this page from tests/cluster/rules/table.py: do not edit it here. A test sends every request to
 a real cluster.
 
 A refused request changes nothing. `<4,097 bytes>` stands for so many bytes. An endpoint is missing below a rule if its
-users cannot write such a request. [clients.md](clients.md#outcomes) describes the errors.
+users cannot write such a request. [Handle errors](../how-to/handle-errors.md) describes the errors.
 """
 
 

@@ -92,7 +92,7 @@ if [ "$(uname -m)" != x86_64 ] && ! command -v cc >/dev/null; then
 fi
 
 if ! command -v flock >/dev/null; then
-    say "want flock, of util-linux: kvstore is installed on Linux; elsewhere take a container (docs/operations.md)"
+    say "want flock, of util-linux: kvstore is installed on Linux; elsewhere take a container (docs/how-to/run-in-containers.md)"
     exit 1
 fi
 

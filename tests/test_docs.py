@@ -57,7 +57,7 @@ def test_tests_faults_and_drills_that_documents_name_are_there() -> None:
 
 @pytest.mark.parametrize(("letter", "count"), [("K", 44), ("C", 53)])
 def test_each_row_about_conformance_names_a_test_or_says_what_is_missing(letter: str, count: int) -> None:
-    rows = re.findall(rf"^\| {letter}(\d+) \| (.*) \|$", TEXTS["docs/conformance.md"], re.MULTILINE)
+    rows = re.findall(rf"^\| {letter}(\d+) \| (.*) \|$", TEXTS["docs/reference/conformance.md"], re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, count + 1))
     assert [number for number, row in rows if not TEST.search(row) and "missing: " not in row] == []
     named = [name for _, row in rows for name in re.findall(r"`(tests/[^`]*)`", row)]
@@ -106,5 +106,14 @@ def test_every_rule_stands_once_and_is_cited_by_the_code_that_keeps_it_and_by_a_
 
 def test_the_architecture_names_every_package() -> None:
     packages = {face.parent.name for face in (ROOT / "kvstore").glob("*/__init__.py")}
-    named = set(re.findall(r"\| `kvstore/(\w+)` \|", TEXTS["ARCHITECTURE.md"]))
+    named = set(re.findall(r"\| `kvstore/(\w+)` \|", TEXTS["docs/explanation/architecture.md"]))
     assert named == packages
+
+
+def test_each_design_decision_has_context_decision_and_consequences_and_is_listed() -> None:
+    records = {path: text for path, text in TEXTS.items() if re.fullmatch(r"docs/design/\d{4}-[a-z0-9-]+\.md", path)}
+    assert len(records) > 20
+    parts = ["Context", "Decision", "Consequences"]
+    assert [path for path, text in records.items() if re.findall(r"^## (.*)$", text, re.MULTILINE)[:3] != parts] == []
+    index = TEXTS["docs/design/index.md"]
+    assert [path for path in records if f"]({PurePosixPath(path).name})" not in index] == []

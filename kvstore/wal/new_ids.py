@@ -90,8 +90,8 @@ class NewLedgerIds:
             log.error("the metadata store is an older copy of itself reason=%s", why)
             await self._identity.mark_older(why)
             raise MetadataLost(
-                f"the metadata store is an older copy of itself: {why}; restore a later copy (docs/operations.md, "
-                "Restoring the metadata store)"
+                f"the metadata store is an older copy of itself: {why}; restore a later copy ("
+                "docs/how-to/back-up-and-restore-metadata.md)"
             )
         return ledger
 

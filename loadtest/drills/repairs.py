@@ -77,7 +77,7 @@ async def destroyed(stage: RepairStage, at_once: int) -> None:
 
 
 async def _look_as_operator(stage: RepairStage, name: str) -> None:
-    """What is lost is listed as away and named by no ledger, until it is decommissioned (docs/operations.md)."""
+    """What is lost is listed as away and named by no ledger, until it is decommissioned."""
     until = time.perf_counter() + SETTLED_MAX_S
     while True:  # a bookie may have lost its session just now, or be late for a copy
         listed = {each["id"]: each for each in await asyncio.to_thread(stage.command, "bookie", "list")}

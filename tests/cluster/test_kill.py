@@ -24,8 +24,8 @@ from tests.cluster.pulse import Pulse
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 GAP_S_MAX = 1.5
-"""What a leader's death costs its partitions (docs/operations.md): the longest time without an acknowledged write,
-where processes get the processors that they want. `make drill-counts` takes the median of ten."""
+"""What a leader's death costs its partitions (docs/how-to/when-something-dies.md): the longest time without an
+acknowledged write, where processes get the processors that they want. `make drill-counts` takes the median of ten."""
 REST_S = 0.01
 """Of a counter between two increments: one that takes none has the processors that whoever takes over needs."""
 

@@ -1,5 +1,5 @@
-"""Alerting rules and boards: they name metrics that there are, say what docs/operations.md says, and promtool takes
-them. Where promtool is not installed (Debian: in the package prometheus) what needs it is skipped."""
+"""Alerting rules and boards: they name metrics that nodes publish, and promtool accepts them. Tests that need
+promtool are skipped if it is not installed (Debian's package prometheus)."""
 
 from __future__ import annotations
 
@@ -56,25 +56,10 @@ def alerts() -> dict[str, str]:
     return dict(found)
 
 
-def table() -> dict[str, set[str]]:
-    """Metrics by line of the table of alerts; those that a line only mentions to look at are in its last columns."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    part = text.partition("### What to alert on")[2].partition("\n### ")[0]
-    rows = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
-    return {row: metrics_in(row) for row in rows}
-
-
 def test_rules_and_boards_name_only_metrics_that_nodes_publish() -> None:
     named = metrics_in(" ".join([*alerts().values(), *expressions()]))
     assert len(named) > 60
     assert sorted(named - PUBLISHED - OF_PROMETHEUS) == []
-
-
-def test_each_line_of_the_table_of_alerts_has_a_rule_and_each_rule_a_line() -> None:
-    rows, rules = table(), {name: metrics_in(expression) for name, expression in alerts().items()}
-    assert len(rows) > 30
-    assert [row for row, metrics in rows.items() if not any(metrics & each for each in rules.values())] == []
-    assert [name for name, metrics in rules.items() if not any(metrics <= row for row in rows.values())] == []
 
 
 def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:

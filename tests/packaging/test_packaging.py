@@ -40,7 +40,8 @@ DOCKERFILE = (PACKAGING / "container" / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((PACKAGING / "compose" / "compose.yaml").read_text())
 KUBERNETES = list(yaml.safe_load_all((PACKAGING / "kubernetes" / "kvstore.yaml").read_text()))
 UNIT = (PACKAGING / "systemd" / "kvstore-node.service").read_text()
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+GUIDES = ROOT / "docs" / "how-to"
+SYSTEMD = (GUIDES / "install-with-systemd.md").read_text()
 HEALTH = "/opt/kvstore/share/health.py"
 NODES = {name: each for name, each in COMPOSE["services"].items() if re.fullmatch(r"n\d", name)}
 
@@ -203,7 +204,7 @@ def test_the_image_can_trace() -> None:
 
 def test_the_unit_lets_the_node_write_where_its_file_has_its_logs() -> None:
     """The system is read-only to it, but for what the unit names."""
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (GUIDES / "configure-a-node.md").read_text()
     (shown,) = set(re.findall(r'^log_dir = "(.*?)"', text, re.MULTILINE))
     assert directives("ProtectSystem") == ["strict"]
     assert [f"/var/log/{name}" for name in directives("LogsDirectory")] == [shown]
@@ -256,13 +257,13 @@ def test_the_machines_boot_does_not_wait_for_a_node() -> None:
     assert directives("Requires") == ["sysinit.target"]
     assert "sysinit.target basic.target" in directives("After")
     assert (directives("Conflicts"), directives("Before")) == (["shutdown.target"], ["shutdown.target"])
-    block = OPERATIONS.partition("cp packaging/systemd/kvstore-node.service")[2].partition("```")[0]
+    block = SYSTEMD.partition("cp packaging/systemd/kvstore-node.service")[2].partition("```")[0]
     assert "systemctl start --no-block kvstore-node" in block
 
 
 def test_a_directory_that_is_away_does_not_keep_the_unit_from_starting() -> None:
     """With a disk its mount point's content is away, and systemd refuses a unit that names it without a hyphen."""
-    named = [word for text in (UNIT, OPERATIONS) for word in re.findall(r"ReadWritePaths=(\S*)/disk2", text)]
+    named = [word for text in (UNIT, SYSTEMD) for word in re.findall(r"ReadWritePaths=(\S*)/disk2", text)]
     assert named == ["-", "-"]
 
 
@@ -277,12 +278,14 @@ def test_the_image_has_a_compiler_where_a_package_has_no_wheel() -> None:
 @pytest.mark.parametrize("step", ["prefer", "require"])
 def test_the_way_to_tls_in_the_docs_has_files_that_a_node_takes(step: str) -> None:
     """Of a node that other machines reach: those of the first step, and of the last."""
-    way = OPERATIONS.partition("**To switch TLS on while the cluster runs**")[2].partition("Back again")[0]
-    first, last = (re.search(rf"^{number}\. (.*)$", way, re.MULTILINE) for number in (1, 4))
+    page = (GUIDES / "switch-on-tls.md").read_text()
+    way = page.partition("## Switch it on while the cluster runs")[2].partition("\n## ")[0]
+    first = re.search(r"^1\. (.*)$", way, re.MULTILINE)
+    last = re.search(r"kvstore node check (.*)$", way, re.MULTILINE)
     assert first is not None
     assert last is not None
     tls: dict[str, Any] = {"cert": "/c", "key": "/k", "mode": "prefer"}
-    if "`verify_clients = true` and a `ca`" in first[1]:
+    if "`verify_clients` and `ca`" in first[1]:
         tls |= {"verify_clients": True, "ca": "/ca"}
     table: dict[str, Any] = {"id": "n1", "zookeeper": "zk:2181", "data_dir": "/d", "secret_file": "/s", "tls": tls}
     table |= {name: f"0.0.0.0:{port}" for name, port in PORTS.items()} | {"advertise": "n1", "insecure": True}

@@ -1,4 +1,4 @@
-"""Every setting of a node: its range holds, and the reference in docs/configuration.md says what the code says."""
+"""Every setting of a node: its range holds, and docs/reference/configuration.md says what the code says."""
 
 from __future__ import annotations
 

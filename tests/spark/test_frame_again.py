@@ -1,7 +1,8 @@
 """One data frame, used again and again: each action counts what its own conditions keep, whatever was asked before.
 
 Spark up to 4.3.0 keeps what a source made of the conditions of one scan for all later scans of the data frame, so our
-source takes none from it (docs/spark.md). Checked with the pushing of filters turned on, which is the dangerous way.
+source takes none from it (docs/reference/spark.md). Checked with the pushing of filters turned on, which is the
+dangerous way.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def test_why_no_filters_are_taken_spark_keeps_those_of_one_scan_for_the_next(spa
     """A source that takes them as Spark's own documents say, without a store: a later action on its frame misses rows.
 
     Once this fails Spark has mended it. Then `PinnedReader` can have `pushFilters`, on by default, for that Spark and
-    later ones: docs/spark.md says so under Reading.
+    later ones: docs/how-to/read-with-spark.md says so.
     """
     from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, InputPartition
 

@@ -236,7 +236,7 @@ def test_a_checkpoint_of_a_former_version_is_read_and_gets_the_cluster() -> None
 
 
 def test_a_query_that_was_down_for_too_long_is_told_what_to_do_in_one_line(feed: type[Feed]) -> None:
-    """Also if it would begin with the micro-batch in which it died. The name of the error is one of docs/spark.md."""
+    """Also if it would begin with the micro-batch in which it died. docs/reference/spark.md names the error."""
     feed.oldest = 3
     for call in (
         lambda: reader().latestOffset({"p1": 2}, ReadAllAvailable()),

@@ -1,5 +1,5 @@
 """The bytes of a full segment's entries in its index file: blocks, and extents that say where they are. Pure. The
-grammar is in docs/formats.md.
+grammar is in docs/reference/formats.md.
 
 A block has up to 255 entries of one ledger, rising, with a checksum of its own that starts from the segment's salt and
 the block's place, so that neither another segment's block nor one in the wrong place passes. An extent is a stretch of

@@ -1,5 +1,5 @@
 """A full segment's index as bytes, so that neither a start nor a read need read the segment. Pure. The grammar is in
-docs/formats.md.
+docs/reference/formats.md.
 
 It holds the places of the segment's entries, in blocks (blocks.py), and behind them a table: of every ledger with a
 record in the segment what was known of it when the segment was full, and where its blocks are. A start reads only the

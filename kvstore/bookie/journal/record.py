@@ -1,4 +1,4 @@
-"""The bytes of a journal segment: file header, group headers, records. Pure. The grammar is in docs/formats.md.
+"""The bytes of a journal segment: file header, group headers, records. Pure. Grammar: docs/reference/formats.md.
 
     segment := file header | group*                     then zeroes, or the remains of a group that a crash has torn
     group   := group header | record*

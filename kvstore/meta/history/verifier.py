@@ -42,7 +42,7 @@ costs the store two writes and a few reads, and the node's disk a sync. Unchange
 CONFIRM_ROUNDS = 3
 """Rounds for which a high-water mark is not raised again while other nodes may still confirm it."""
 RETRY_S = 0.2
-ADVICE = "restore a later copy (docs/operations.md, Restoring the metadata store)"
+ADVICE = "restore a later copy (docs/how-to/back-up-and-restore-metadata.md)"
 
 
 # docs/protocol.md B29

@@ -1,6 +1,6 @@
 """Declarations of the metrics of a node: name, type, labels and description of each. Decides only.
 
-metrics.py publishes the numbers of a node as these metrics, and `make reference` writes docs/metrics.md from them.
+metrics.py publishes the numbers of a node as these metrics; `make reference` writes docs/reference/metrics.md.
 
 Names follow the conventions of Prometheus: counters end in `_total`, and units are seconds or bytes and are part of the
 name. A part of the node may count under a shorter name: `_s` for `_seconds`, `_per_s` for `_per_second`, and a counter

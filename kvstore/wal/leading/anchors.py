@@ -81,7 +81,7 @@ class Anchors:
             MetadataLost(
                 f"partition {partition}: another replica has applied entry {position.entry} of ledger "
                 f"{position.ledger}, which is not in the log's list: the metadata store is an older copy of itself "
-                "(docs/operations.md, Restoring the metadata store)"
+                "(docs/how-to/back-up-and-restore-metadata.md)"
             )
         )
         return True

@@ -1,7 +1,7 @@
 """Unauthenticated peers hold all capacity that they can get on every endpoint of every node at once, while clients,
 links between nodes, probes and a takeover continue. Real processes, TLS and users on every endpoint.
 
-KVSTORE_ATTACK_S sets the duration of the attack: 12 s by default, 60 s for the figures in docs/reliability.md. The
+KVSTORE_ATTACK_S sets the duration of the attack: 12 s by default, 60 s for the figures in docs/reference/faults.md. The
 figures are in the log (`-o log_cli=true -o log_cli_level=INFO`).
 """
 

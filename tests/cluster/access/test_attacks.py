@@ -267,7 +267,7 @@ def frame_of(connection: socket.socket) -> bytes:
 
 def test_a_clients_certificate_at_a_bookie_neither_writes_nor_fences_and_none_does_nothing(founded: Secured) -> None:
     """docs/protocol.md B13: that takes the ledger's password. Reads take a certificate that names no user
-    (docs/operations.md)."""
+    (docs/how-to/manage-the-cluster-secret.md)."""
     stranger, said = bytes(20), set()
     with bookie_of(founded, founded.of_client) as ask:
         for ledger in range(40):

@@ -1,5 +1,5 @@
-"""Namespaces on real processes: the commands of docs/operations.md word for word, refusals at every door, and what is
-used to the byte after a leader's death, a change of the ring and a restart of every node."""
+"""Namespaces on real processes: the commands of docs/how-to/limit-tenants-with-namespaces.md word for word, refusals at
+every endpoint, and usage to the byte after a leader's death, a change of the ring and a restart of every node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvstore.client import Client
 from kvstore.errors import QuotaExceeded
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import kvstore
-from tests.source import ROOT
+from tests.pages import Line, blocks
 from tests.typed import programs
 
 pytestmark = [pytest.mark.cluster]
@@ -54,12 +54,11 @@ def wait_used(cluster: Cluster, name: str, keys: int, size: int) -> None:
 
 
 def test_what_the_docs_say_is_typed_word_for_word(cluster: Cluster) -> None:
-    section = (ROOT / "docs" / "operations.md").read_text().partition("### Namespaces\n")[2]
-    block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
-    assert block is not None
-    lines = block[1].splitlines()
+    (block,) = [each for each in blocks("docs/how-to/limit-tenants-with-namespaces.md") if each.language == "sh"]
+    lines = block.lines
     full, room = (
-        next(number for number, line in enumerate(lines) if words in line) for words in ("one too many", "room again")
+        next(number for number, line in enumerate(lines) if words in line.command)
+        for words in ("one too many", "room again")
     )
     with programs(cluster.directory) as found:
         assert type_in(cluster, found, lines[:full]) > 2
@@ -77,11 +76,10 @@ def keys_max(cluster: Cluster, node: str) -> float:
     return 0
 
 
-def type_in(cluster: Cluster, found: Path, lines: list[str]) -> int:
+def type_in(cluster: Cluster, found: Path, lines: list[Line]) -> int:
     """Type the lines in a shell that finds our programs there; how many they were. AssertionError unless each is done
     and says what stands behind it."""
-    parts = [line.partition("# says: ") for line in lines]
-    script = ["set -eu", *(line for typed, _, _ in parts for line in (typed, "echo '--- done'"))]
+    script = ["set -eu", *(word for line in lines for word in (line.command, "echo '--- done'"))]
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
         cwd=cluster.directory,
@@ -94,10 +92,10 @@ def type_in(cluster: Cluster, found: Path, lines: list[str]) -> int:
     )
     assert done.returncode == 0, done.stdout
     *said, rest = done.stdout.split("--- done\n")
-    assert (len(said), rest) == (len(parts), "")
-    for (typed, _, says), told in zip(parts, said, strict=True):
-        assert says in told, f"{typed}\n{told}"
-    return len(parts)
+    assert (len(said), rest) == (len(lines), "")
+    for line, told in zip(lines, said, strict=True):
+        assert line.text in told, f"{line.command}\n{told}"
+    return len(lines)
 
 
 def test_each_door_refuses_with_an_error_of_its_own(cluster: Cluster) -> None:

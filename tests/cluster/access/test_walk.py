@@ -1,4 +1,4 @@
-"""The walk of docs/operations.md ("A walk through a week") on five nodes with TLS, users and roles: the commands are
+"""The tutorial docs/tutorials/secure-cluster.md on five nodes with TLS, users and roles: the commands are
 read from there, and each does what is said there. Real processes."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import redis
@@ -19,13 +19,13 @@ from kvstore.client import Client
 from kvstore.errors import NotAuthenticated, PermissionDenied
 from tests.cluster.test_safe_by_default import Load, for_others, redis_of, serial_of
 from tests.cluster.test_tls import Secured, secured_cluster
+from tests.pages import Line, blocks
 from tests.source import ROOT
 from tests.typed import programs
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark]
-DOCS = ROOT / "docs" / "operations.md"
-EXPECTED = re.compile(r"(?P<command>.*?)(?:\s+# (?P<how>refused|says|meanwhile)(?:: |, )(?P<text>.*))?")
+PAGE = "docs/tutorials/secure-cluster.md"
 PATIENCE_S = 240.0
 """For one command; a snapshot starts Spark."""
 HEARD_S = 60.0
@@ -42,37 +42,17 @@ PATIENT = (("snapshot create", "snapshot create --nice 0"), (r"kvstore (get|put|
 may be too few for five nodes."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One line: `how` says whether it is `refused` with the text, `says` it, or goes on `meanwhile`."""
-
-    command: str
-    how: str
-    text: str
-
-
-@dataclass
-class Part:
-    """A paragraph in bold and the commands below it."""
+class Part(NamedTuple):
+    """A step of the tutorial and its commands."""
 
     title: str
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Line]
 
 
 def parts_of_the_walk() -> list[Part]:
     """The first has where everything is; the second the functions."""
-    _, _, section = DOCS.read_text().partition("### A walk through a week\n")
-    section = re.split(r"^##", section, maxsplit=1, flags=re.MULTILINE)[0]
-    parts = []
-    for match in re.finditer(r"(?P<before>[^\n]*)\n\n```sh\n(?P<lines>.*?)```", section, re.DOTALL):
-        title = re.match(r"\*\*(.*?)\*\*", match["before"])
-        part = Part(title[1].rstrip(".") if title else "")
-        for line in match["lines"].splitlines():
-            found = EXPECTED.fullmatch(line)
-            assert found, line
-            part.steps.append(Step(found["command"], found["how"] or "", found["text"] or ""))
-        parts.append(part)
-    return parts
+    found = [each for each in blocks(PAGE) if each.mark == "test"]
+    return [Part(each.heading.partition(". ")[2], each.lines) for each in found]
 
 
 def patient(command: str) -> str:
@@ -106,7 +86,7 @@ class Walk:
     def names(self) -> set[str]:
         return set(self._where)
 
-    def start(self, step: Step, out: Path) -> subprocess.Popen[bytes]:
+    def start(self, step: Line, out: Path) -> subprocess.Popen[bytes]:
         with out.open("wb") as file:
             return subprocess.Popen(
                 ["bash", "-c", f"{self._functions}\n{patient(step.command)}"],
@@ -114,7 +94,7 @@ class Walk:
                 start_new_session=True,
             )  # fmt: skip
 
-    def do(self, step: Step) -> None:
+    def do(self, step: Line) -> None:
         """Run it to its end; again while its node may not have heard yet of what was changed before, and a look at what
         changes by itself until it shows what is said. AssertionError unless it does what its line says."""
         looks: list[tuple[int, str]] = []
@@ -131,7 +111,7 @@ class Walk:
         if CHANGE.search(step.command):
             self._has_taken = TAKES.search(step.command) is not None
 
-    def _run(self, step: Step) -> tuple[int, str]:
+    def _run(self, step: Line) -> tuple[int, str]:
         out = self.directory / "out"
         process = self.start(step, out)
         try:
@@ -140,15 +120,15 @@ class Walk:
             end(process)
         return status, out.read_text(errors="replace")
 
-    def _is_as_said(self, step: Step, status: int, said: str) -> bool:
-        return (status != 0) == (step.how == "refused") and step.text in said
+    def _is_as_said(self, step: Line, status: int, said: str) -> bool:
+        return (status != 0) == (step.how == "fails") and step.text in said
 
-    def _may_change(self, step: Step, status: int, said: str) -> bool:
+    def _may_change(self, step: Line, status: int, said: str) -> bool:
         """Whether it may be otherwise in a moment. A change is made once; and what is done that nobody has ever been
         allowed is a fault at once."""
         if CHANGE.search(step.command):
             return False
-        if status == 0 and step.how == "refused":
+        if status == 0 and step.how == "fails":
             return self._has_taken
         return LOOK.search(step.command) is not None or REFUSED.search(said) is not None
 
@@ -182,7 +162,7 @@ def a_new_certificate(walk: Walk, part: Part) -> None:
     secured, (replaced, *others) = walk.secured, part.steps
     assert "node.key" in replaced.command
     secured.write_another(walk.directory / "new.key", walk.directory / "new.pem")
-    step = Step(replaced.command.replace("node.key", str(secured.key)).replace("node.pem", str(secured.cert)), "", "")
+    step = Line(replaced.command.replace("node.key", str(secured.key)).replace("node.pem", str(secured.cert)), "", "")
     cluster = secured.cluster
     doors = [(node, door) for node in cluster.ids for door in ("resp", "grpc", "http")]
     before = {each: serial_of(secured, *each) for each in doors}
@@ -237,10 +217,10 @@ def a_user_is_revoked(walk: Walk, part: Part) -> None:
 def test_the_walk_does_what_operations_say(walk: Walk) -> None:
     where, _, *parts = parts_of_the_walk()
     assert set(re.findall(r"(\w+)=", "\n".join(step.command for step in where.steps))) == walk.names()
-    doing = {"A new certificate": a_new_certificate, "A user is revoked": a_user_is_revoked}
+    doing = {"Replace a certificate": a_new_certificate, "Revoke a user": a_user_is_revoked}
     titles = [part.title for part in parts]
     assert set(doing) < set(titles)
-    assert titles[0] == "Founding"
+    assert titles[0] == "Make the first administrator"
     assert len(titles) >= 7, titles
     for part in parts:
         if part.title in doing:

@@ -42,6 +42,7 @@ from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 from loadtest.drills.contest import Contest, overlaps
 from tests.cluster.harness import Cluster, running_cluster
+from tests.pages import blocks
 from tests.source import ROOT
 from tests.waiting import PATIENCE_S, wait_until, wait_until_blocking
 
@@ -247,9 +248,7 @@ async def _items_are_handed_out_to_one_at_a_time(client: AsyncClient) -> None:
 
 
 def test_the_program_in_the_documents_runs(cluster: Cluster) -> None:
-    text = (ROOT / "docs" / "clients.md").read_text()
-    _, _, section = text.partition("\n## Coordination\n")
-    program = section.partition("```python\n")[2].partition("```")[0]
+    (program,) = [each.code for each in blocks("docs/how-to/coordinate-processes.md") if each.language == "python"]
     assert "kv://127.0.0.1:7401" in program
     program = program.replace("kv://127.0.0.1:7401", cluster.url)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -298,7 +297,7 @@ def test_in_threads(cluster: Cluster) -> None:
 
 
 def test_a_program_without_our_client_stands_in_the_same_line(cluster: Cluster) -> None:
-    """As docs/clients.md says it."""
+    """As docs/how-to/coordinate-in-other-languages.md says it."""
     life = kv_pb2.Options(expires_ms=120_000, flags=kv_pb2.RELATIVE_TTL)
     session, prefix = b"{b}/session/x", b"{b}/lock/other/"
     place = prefix + b"x-000000000001"

@@ -1,11 +1,10 @@
-"""The HTTP/JSON gateway on real processes: the commands of docs/clients.md word for word, keys at any node, and a
-leader killed under writers that retry and a reader that comes back."""
+"""The HTTP/JSON gateway on real processes: the commands of docs/how-to/use-http.md word for word, keys at any node, and
+a leader killed under writers that retry and a reader that comes back."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,12 +18,12 @@ import pytest
 
 from kvstore.client import Client
 from tests.cluster.harness import Cluster, running_cluster
+from tests.pages import Line, blocks
 from tests.source import ROOT
 from tests.stand_ins import ensure_programs
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 pytestmark = [pytest.mark.cluster]
-DOCS = ROOT / "docs" / "clients.md"
 CLIENT = "0123456789abcdef0123456789abcdef"
 GONE = (OSError, HTTPException)
 
@@ -49,11 +48,9 @@ def ask(
         connection.close()
 
 
-def documented() -> list[str]:
-    _, _, section = DOCS.read_text().partition("## HTTP and JSON\n")
-    block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
-    assert block is not None
-    return block[1].splitlines()
+def documented() -> list[Line]:
+    (block,) = [each for each in blocks("docs/how-to/use-http.md") if each.language == "sh"]
+    return block.lines
 
 
 def test_what_the_docs_say_is_typed_word_for_word(
@@ -66,7 +63,7 @@ def test_what_the_docs_say_is_typed_word_for_word(
     assert len(lines) > 15
     script, wanted = ["set -eu"], []
     for line in lines:
-        command, _, says = line.partition("  # says: ")
+        command, says = line.command, line.text
         script.append(command.replace("127.0.0.1:8401", "{}:{}".format(*cluster.address("n1", "http"))))
         if says:
             wanted.append((command, says))

@@ -1,7 +1,7 @@
 """The rules about operations, and what each endpoint answers to a request that breaks one.
 
 Each cell is a request as its users write it, and the answer. tests/cluster/rules/test_rules.py sends every request to a
-real cluster; `make reference` writes docs/rules.md from this table.
+real cluster; `make reference` writes docs/reference/rules.md from this table.
 
 A request may name bytes by their number, as `<4,097 bytes>`. Requests of Python are calls of a client, and those of
 gRPC are calls of the service `kvstore.v1.KV`. An HTTP request is a method, a target, headers and a body, divided by

@@ -1,4 +1,4 @@
-"""Every rule about operations at every endpoint of a real cluster: what the table says, and docs/rules.md shows."""
+"""Every rule about operations at every endpoint of a real cluster, as docs/reference/rules.md shows it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Apache Pulsar's own classes on what `kvstore bookie racks` writes, and on the broker.conf of docs/interop.md. Skipped
-without jars."""
+"""Apache Pulsar's own classes on what `kvstore bookie racks` writes, and on the broker.conf of
+docs/how-to/run-apache-pulsar.md. Skipped without jars."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from kvstore.meta.connect import connect
 from tests.cli.test_bookie_racks import BOOKIES, OURS, PULSARS, register
 from tests.commands import kvstore
 from tests.interop import java
+from tests.pages import blocks
 from tests.zookeeper_fixture import zookeeper as zookeeper
 
 pytestmark = [pytest.mark.interop, pytest.mark.needs_zookeeper]
@@ -52,9 +52,8 @@ def test_pulsar_applies_our_zones_also_after_a_disk_was_replaced(zookeeper: str)
 
 def test_a_broker_takes_the_documented_broker_conf(tmp_path: Path) -> None:
     java.compile_pulsar()
-    block = re.search(r"```properties\n(.*?)```", (java.ROOT / "docs" / "interop.md").read_text(), re.DOTALL)
-    assert block is not None
-    lines = [line.strip() for line in block[1].splitlines() if line.strip()]
+    (block,) = [each for each in blocks("docs/how-to/run-apache-pulsar.md") if each.language == "properties"]
+    lines = block.code.splitlines()
     conf = tmp_path / "broker.conf"
     needed = ("clusterName=test", "configurationMetadataStoreUrl=zk:zk1:2181/pulsar")
     conf.write_text("\n".join((*lines, *needed)) + "\n")

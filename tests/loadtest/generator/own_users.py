@@ -1,4 +1,4 @@
-"""A locustfile with a workload of one's own, as docs/loadtests.md shows one."""
+"""A locustfile with a workload of one's own, as docs/tutorials/load-test.md shows one."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def test_a_goal_is_of_an_operation_that_there_is() -> None:
 
 
 def test_the_goals_of_the_docs_are_taken_with_their_user() -> None:
-    page = (ROOT / "docs" / "loadtests.md").read_text()
-    (text,) = re.findall(r"goals \(`--p99-ms ([^`]*)`\)", page)
+    page = (ROOT / "docs" / "tutorials" / "load-test.md").read_text()
+    (text,) = re.findall(r"--p99-ms (\S+) Shop", page)
     (operations,) = re.findall(r"operations = (\{.*?\})", page)
     assert unknown(Options(p99_ms=text).goals.p99_ms, json.loads(operations)) == ""
 

@@ -19,7 +19,7 @@ from tests.partition.effects import Writer, state_over
 
 
 def form(version: int, written_ms: int, created: int, expires_ms: int, value: bytes) -> bytes:
-    """As docs/formats.md says it, by nothing that the store uses."""
+    """As docs/reference/formats.md says it, by nothing that the store uses."""
     flags = (1 if created != version else 0) | (2 if expires_ms else 0)
     head = pack(">BQQ", flags, version, written_ms)
     head += pack(">Q", created) if created != version else b""

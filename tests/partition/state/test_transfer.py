@@ -178,7 +178,7 @@ def test_copy_remembers_its_origins_over_restart_until_confirmed() -> None:
     arriving = StateImport(state_over(engine), frozenset({DONOR, ServerId("an-earlier-one")}))
     for chunk in chunks(StateExport(source)):
         arriving.add(chunk)
-    assert engine.get(ORIGINS_KEY) == b"\x01an-earlier-one\x00donor", "docs/formats.md, State store"
+    assert engine.get(ORIGINS_KEY) == b"\x01an-earlier-one\x00donor", "docs/reference/formats.md, State store"
     again = state_over(engine)
     assert again.origins == {DONOR, "an-earlier-one"}
     again.mark_confirmed()

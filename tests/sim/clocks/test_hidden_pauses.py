@@ -12,7 +12,7 @@ from tests.sim.strikes.knobs import Knobs
 pytestmark = pytest.mark.sim
 
 LIMIT_MS = 250
-"""What docs/operations.md says."""
+"""What docs/how-to/keep-clocks-right.md says."""
 SEEDS = (3, 4)
 """In which a pause beyond the limit shows what lies."""
 

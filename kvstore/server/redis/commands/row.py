@@ -72,7 +72,7 @@ class Command(NamedTuple):
     name: str
     """The name in capital letters."""
     summary: str
-    """One sentence, for COMMAND DOCS and docs/redis.md."""
+    """One sentence, for COMMAND DOCS and docs/reference/redis.md."""
     handler: Build | Alone
     least: int
     """The minimum number of words, including the name."""

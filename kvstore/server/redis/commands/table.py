@@ -30,7 +30,7 @@ def _unknown(words: Words) -> str:
     row = UNSUPPORTED.get(words[0].upper())
     arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:9])
     shown = words[0][:64].decode("utf-8", "replace")
-    reason = f"({row.reason}: see docs/redis.md)" if row is not None else ""
+    reason = f"({row.reason}: see docs/reference/redis.md)" if row is not None else ""
     return f"ERR unknown command '{shown}', with args beginning with: {arguments}{reason}"
 
 

@@ -65,4 +65,4 @@ async def test_error_of_unsupported_command_names_the_docs(tmp_path: Path, name:
         raw.writer.write(packed(name.encode(), b"a", b"b"))
         said = await raw.read_line()
     assert said.startswith(f"-ERR unknown command '{name}'".encode())
-    assert said.endswith(b"see docs/redis.md)\r\n")
+    assert said.endswith(b"see docs/reference/redis.md)\r\n")
