@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
-
-from scripts.pages import one_line, table
 
 RULES = Path(__file__).parents[1] / "docs" / "monitoring" / "rules.yml"
 HEAD = """# Alerts
@@ -37,18 +36,20 @@ def reference() -> str:
     """Return the page."""
     parts = [HEAD]
     for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
-        rows = [
-            (
-                f"`{rule['alert']}`",
-                rule["labels"]["severity"],
-                f"`{one_line(rule['expr'])}`" + (f" for {rule['for']}" if "for" in rule else ""),
-                one_line(_without_templates(rule["annotations"]["summary"])),
-                _GUIDE.sub(r"[\1](../how-to/\1.md)", one_line(rule["annotations"]["do"])),
-            )
-            for rule in group["rules"]
-        ]
-        parts.append(f"## {TITLES[group['name']]}\n\n{table(('Alert', 'Severity', 'Fires when', 'Means', 'Do'), rows)}")
+        parts.append(f"## {TITLES[group['name']]}\n")
+        parts += [_section(rule) for rule in group["rules"]]
     return "\n".join(parts)
+
+
+def _section(rule: dict[str, Any]) -> str:
+    notes = {name: _GUIDE.sub(r"[\1](../how-to/\1.md)", text) for name, text in rule["annotations"].items()}
+    condition = f"`{' '.join(rule['expr'].split())}`" + (f" for {rule['for']}" if "for" in rule else "")
+    return (
+        f"### {rule['alert']}\n\n"
+        f"{_without_templates(notes['summary'])}. Severity: {rule['labels']['severity']}.\n\n"
+        f"- **Do**: {notes['do']}\n"
+        f"- **Fires when**: {condition}\n"
+    )
 
 
 def _without_templates(summary: str) -> str:
