@@ -1,6 +1,6 @@
 """Which bookies count as lost (docs/protocol.md, A5, A6)."""
 
-from kvstore.autorecovery.absences import Absences
+from kvstore.autorecovery.absences import BookieAbsences
 from kvstore.types import BookieId
 
 B1, B2, B3 = BookieId("b1-1"), BookieId("b2-1"), BookieId("b3-1")
@@ -8,7 +8,7 @@ ALL = (B1, B2, B3)
 
 
 def test_a_bookie_is_lost_when_it_has_been_away_for_the_delay() -> None:
-    absences = Absences()
+    absences = BookieAbsences()
     absences.seen(ALL, ALL, 0.0)
     assert absences.lost(60, 0.0) == frozenset()
     absences.seen(ALL, (B1, B2), 10.0)
@@ -19,7 +19,7 @@ def test_a_bookie_is_lost_when_it_has_been_away_for_the_delay() -> None:
 
 
 def test_a_bookie_that_comes_back_has_its_whole_time_again() -> None:
-    absences = Absences()
+    absences = BookieAbsences()
     absences.seen(ALL, (B1, B2), 0.0)
     absences.seen(ALL, ALL, 59.0)
     absences.seen(ALL, (B1, B2), 59.5)
@@ -28,7 +28,7 @@ def test_a_bookie_that_comes_back_has_its_whole_time_again() -> None:
 
 
 def test_several_that_are_away_wait_as_long_as_one() -> None:
-    absences = Absences()
+    absences = BookieAbsences()
     absences.seen(ALL, (B1, B2), 0.0)
     absences.seen(ALL, (B1,), 30.0)
     assert absences.lost(60, 59.0) == frozenset()
@@ -37,7 +37,7 @@ def test_several_that_are_away_wait_as_long_as_one() -> None:
 
 
 def test_a_bookie_that_was_never_seen_is_known_by_its_cookie_or_by_an_ensemble() -> None:
-    absences = Absences()
+    absences = BookieAbsences()
     absences.seen({B1, B2}, (B1,), 0.0)
     assert absences.lost(0, 0.0) == {B2}
     absences.seen({B1}, (B1,), 1.0)
@@ -45,7 +45,7 @@ def test_a_bookie_that_was_never_seen_is_known_by_its_cookie_or_by_an_ensemble()
 
 
 def test_while_nobody_is_there_nobody_is_lost() -> None:
-    absences = Absences()
+    absences = BookieAbsences()
     absences.seen(ALL, (), 0.0)
     absences.seen(ALL, (), 30.0)
     absences.seen(ALL, (), 60.0)
@@ -55,7 +55,7 @@ def test_while_nobody_is_there_nobody_is_lost() -> None:
 
 
 def test_what_was_while_nobody_looked_does_not_count() -> None:
-    absences = Absences()
+    absences = BookieAbsences()
     absences.seen(ALL, (B1,), 100.0)
     absences.seen(ALL, (B1,), 130.5)
     assert absences.lost(60, 190.0) == frozenset()
@@ -63,7 +63,7 @@ def test_what_was_while_nobody_looked_does_not_count() -> None:
 
 
 def test_what_is_forgotten_begins_anew() -> None:
-    absences = Absences()
+    absences = BookieAbsences()
     absences.seen(ALL, (B1,), 0.0)
     absences.forget()
     absences.seen(ALL, (B1,), 59.0)

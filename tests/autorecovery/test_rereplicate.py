@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.autorecovery.rereplicate import NO_SPARE, STILL_OPEN, Rereplicator, recopying
+from kvstore.autorecovery.repair_machine import NO_SPARE
+from kvstore.autorecovery.rereplicate import STILL_OPEN, Rereplicator, open_rereplicator
 from kvstore.errors import Unavailable
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
@@ -140,7 +141,7 @@ def test_a_command_of_an_operator_hears_of_bookies_that_come_back_as_long_as_it_
     async def case(bench: Bench) -> None:
         store, node = MemoryStore(bench.tree), MemoryStore(bench.tree)
         await ensure_path(node, paths.READONLY)
-        async with recopying(bench.env, store) as recopying_now:
+        async with open_rereplicator(bench.env, store) as recopying_now:
             assert not recopying_now.is_up(B3)
             await node.create(paths.available(B3), encode_service_info("b3:3181"), ephemeral=True)
             await bench.pass_time(1)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvstore.bookie.admission import WAITING_MAX
-from kvstore.bookie.backpressure import Door
+from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.peer import Peer, Served, serve
@@ -125,7 +125,7 @@ def test_who_waits_when_the_disk_becomes_full_is_told_so(world: SimWorld) -> Non
 
 def test_who_waits_is_let_in_in_turn_until_the_bookie_is_busy_again() -> None:
     room, called = 0, []
-    door = Door()
+    door = BackpressureGate()
     door.shut(door)
 
     def come(name: str) -> None:
@@ -150,7 +150,7 @@ def test_who_waits_is_let_in_in_turn_until_the_bookie_is_busy_again() -> None:
 
 
 def test_a_door_is_open_when_nobody_holds_it_shut() -> None:
-    door, called = Door(), []
+    door, called = BackpressureGate(), []
     for holder in ("one directory", "another"):
         door.shut(holder)
     door.wait(lambda: called.append("in"))

@@ -11,8 +11,8 @@ import pytest
 from kvstore.bookie.admission import AT_ONCE_MAX
 from kvstore.bookie.connections import limits as connection_limits
 from kvstore.bookie.ledger import Ledger
-from kvstore.bookie.sparing import BURST, SparingLog
-from kvstore.bookie.turns import Piece, Turns
+from kvstore.bookie.rate_limited_log import BURST, RateLimitedLog
+from kvstore.bookie.turns import FairQueue, Piece
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.version_two import BatchRead, encode_batch_read
@@ -175,7 +175,7 @@ def test_lists_are_made_one_in_a_turn_of_the_event_loop(world: SimWorld) -> None
 
 def test_turns_go_round_and_nobody_waits_for_who_has_brought_much() -> None:
     async def scenario() -> list[str]:
-        turns, done, all_done = Turns(), [], asyncio.Event()
+        turns, done, all_done = FairQueue(), [], asyncio.Event()
 
         def piece(name: str) -> Piece:
             def work(ended: Callable[[], None]) -> None:
@@ -280,7 +280,7 @@ def test_what_strangers_do_wrong_is_counted_and_fills_no_log(world: SimWorld, ca
 
 def test_a_line_says_how_many_were_left_out_before_it(caplog: pytest.LogCaptureFixture, world: SimWorld) -> None:
     async def scenario() -> None:
-        sparing = SparingLog(logging.getLogger("kvstore.bookie.any"))
+        sparing = RateLimitedLog(logging.getLogger("kvstore.bookie.any"))
         for number in range(BURST + 5):
             sparing.say(logging.WARNING, "number %d", number)
         await pause(1.5)

@@ -9,21 +9,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvstore.autorecovery.mending import is_incarnation
+from kvstore.autorecovery.repair_machine import is_incarnation
 from kvstore.bookie import Bookie
 from kvstore.bookie.authority import MetadataAuthority
-from kvstore.bookie.identity import Identity, establish
+from kvstore.bookie.identity import BookieIdentity, establish
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
-from kvstore.meta.layout import Identity as ClusterIdentity
-from kvstore.meta.layout import LayoutStore
+from kvstore.meta.layout import ClusterIdentity, LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.bookie.support import KEY, crash, packet, run, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.oplog import OpLog, crash_images
@@ -40,14 +39,14 @@ def tree() -> MemoryTree:
 
 async def established(
     world: SimWorld, tree: MemoryTree, node: str, given: str, store: MemoryStore | None = None
-) -> Identity:
+) -> BookieIdentity:
     store = store or MemoryStore(tree)
     await LayoutStore(store).ensure(CLUSTER)
     authority = MetadataAuthority(store, ClusterIdentity(store, CLUSTER))
     return await establish(world.env(node), tiny(id=given), CookieStore(store), CLUSTER, authority=authority)
 
 
-def start(world: SimWorld, tree: MemoryTree, node: str = "b1", *, given: str = GIVEN) -> Identity:
+def start(world: SimWorld, tree: MemoryTree, node: str = "b1", *, given: str = GIVEN) -> BookieIdentity:
     """One start as far as the identity; then the power goes."""
     identity = run(world, established(world, tree, node, given), node)
     crash(world, node)
@@ -78,9 +77,9 @@ async def forget_its_cookie(tree: MemoryTree) -> None:
 
 
 def test_a_bookie_has_the_id_that_it_is_given_and_keeps_it(world: SimWorld, tree: MemoryTree) -> None:
-    assert start(world, tree) == Identity(GIVEN, True, ())
+    assert start(world, tree) == BookieIdentity(GIVEN, True, ())
     for _ in range(3):
-        assert start(world, tree) == Identity(GIVEN, False, ())
+        assert start(world, tree) == BookieIdentity(GIVEN, False, ())
     assert tree.get(f"/ledgers/cookies/{GIVEN}")
 
 
@@ -103,22 +102,22 @@ def test_nor_one_that_a_ledger_names(world: SimWorld, tree: MemoryTree) -> None:
         with pytest.raises(ConfigError, match=f"{GIVEN} is not a new bookie: ledger {L} names it"):
             start(world, tree)
     run(world, forget_its_ledger(tree), "b1")
-    assert start(world, tree) == Identity(GIVEN, True, ())
+    assert start(world, tree) == BookieIdentity(GIVEN, True, ())
 
 
 def test_of_two_who_are_given_the_same_id_at_once_one_gets_it(world: SimWorld, tree: MemoryTree) -> None:
-    async def both() -> list[Identity | BaseException]:
+    async def both() -> list[BookieIdentity | BaseException]:
         starts = [established(world, tree, node, GIVEN) for node in ("b1", "b2")]
         return await asyncio.gather(*starts, return_exceptions=True)
 
     found = run(world, both(), "b1")
-    won = [node for node, each in zip(("b1", "b2"), found, strict=True) if isinstance(each, Identity)]
+    won = [node for node, each in zip(("b1", "b2"), found, strict=True) if isinstance(each, BookieIdentity)]
     assert len(won) == 1
     assert any(isinstance(each, ConfigError) for each in found)
     for node in ("b1", "b2"):
         crash(world, node)
         if node in won:
-            assert start(world, tree, node) == Identity(GIVEN, False, ())
+            assert start(world, tree, node) == BookieIdentity(GIVEN, False, ())
         else:
             with pytest.raises(ConfigError):
                 start(world, tree, node)
@@ -160,7 +159,7 @@ def test_a_format_that_was_begun_under_another_id_is_begun_anew(
     begin(world, tree, first)
     found = start(world, tree, given=then).bookie
     assert found == then if then else found.startswith("b1-")
-    assert start(world, tree, given=then) == Identity(found, False, ())
+    assert start(world, tree, given=then) == BookieIdentity(found, False, ())
 
 
 def test_of_two_one_gets_it_though_the_others_word_was_lost_on_its_way(world: SimWorld, tree: MemoryTree) -> None:
@@ -188,16 +187,16 @@ def test_of_two_one_gets_it_though_the_others_word_was_lost_on_its_way(world: Si
 def test_another_id_than_it_was_formatted_with_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     for other in ("n2.example:3181", ""):
-        with pytest.raises(ConfigError, match=f"belongs to bookie {GIVEN}, this one is called"):
+        with pytest.raises(ConfigError, match=f"belongs to bookie {GIVEN}, expected"):
             start(world, tree, given=other)
     start(world, tree, "b2", given="")
-    with pytest.raises(ConfigError, match=rf"belongs to bookie b1-.*, this one is called {GIVEN}"):
+    with pytest.raises(ConfigError, match=rf"belongs to bookie b1-.*, expected {GIVEN}"):
         start(world, tree, "b2")
 
 
 def test_an_id_is_host_and_port() -> None:
     for wrong in ("n1", "n1:", ":3181", "a/b:3181", "n1:port", "n1:0", "n1:65536", "n1:99999"):
-        with pytest.raises(ConfigError, match=r"id: want host:port"):
+        with pytest.raises(ConfigError, match=r"id: expected host:port"):
             tiny(id=wrong)
 
 
@@ -233,7 +232,7 @@ async def one_entry(world: SimWorld, tree: MemoryTree) -> bytes | None:
     view = BookieView(MemoryStore(tree))
     await view.refresh()
     assert dict(view.current.writable) == {GIVEN: "b1:9999"}
-    bookies = Bookies(env, view.address)
+    bookies = BookieClients(env, view.address)
     try:
         return (await bookies.read(GIVEN, L, EntryId(0))).packet
     finally:

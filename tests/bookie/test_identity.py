@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 
-from kvstore.bookie.identity import Identity, establish, refuse_to_strand, remember_start
+from kvstore.bookie.identity import BookieIdentity, establish, refuse_to_strand, remember_start
 from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
@@ -26,10 +26,12 @@ def tree() -> MemoryTree:
     return MemoryTree()
 
 
-def start(world: SimWorld, tree: MemoryTree, node: str = "b1", *, cluster: str = CLUSTER, **config: str) -> Identity:
+def start(
+    world: SimWorld, tree: MemoryTree, node: str = "b1", *, cluster: str = CLUSTER, **config: str
+) -> BookieIdentity:
     """One start of a bookie on the node, as far as its identity; then the power goes."""
 
-    async def work() -> Identity:
+    async def work() -> BookieIdentity:
         cookies = CookieStore(MemoryStore(tree))
         return await establish(world.env(node), tiny(**config), cookies, cluster)
 
@@ -53,7 +55,7 @@ def test_empty_directories_become_a_new_incarnation_that_stays(world: SimWorld, 
     assert first.is_new
     assert first.bookie.startswith("b1-")
     for _ in range(3):
-        assert start(world, tree) == Identity(first.bookie, False, ())
+        assert start(world, tree) == BookieIdentity(first.bookie, False, ())
 
 
 def test_the_cookie_is_in_every_directory_and_in_the_metadata_store(world: SimWorld, tree: MemoryTree) -> None:
@@ -100,7 +102,7 @@ def test_a_directory_with_files_and_no_cookie_is_refused_by_name(
     disk.remove(f"{directory}/VERSION")
     file = disk.open(f"{directory}/00000001.journal", create=True)
     file.pwrite(0, b"x")
-    with pytest.raises(ConfigError, match=f"{directory} holds files but no cookie"):
+    with pytest.raises(ConfigError, match=f"{directory} has files but no cookie"):
         start(world, tree)
 
 
@@ -115,7 +117,7 @@ def test_a_lost_index_costs_nothing_and_the_refusal_says_how_to_go_on(world: Sim
     copy.pwrite(0, cookie)
     copy.sync()
     disk.sync_dir("bookie/index")
-    assert start(world, tree) == Identity(first.bookie, False, ())
+    assert start(world, tree) == BookieIdentity(first.bookie, False, ())
 
 
 @pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
@@ -134,7 +136,7 @@ def test_all_disks_of_another_bookie_are_refused(world: SimWorld, tree: MemoryTr
     start(world, tree)
     start(world, tree, "b2", name="b2")
     world.node("b1").disk = disk_of(world, "b2")
-    with pytest.raises(ConfigError, match=r"belongs to bookie b2-.*this one is called b1"):
+    with pytest.raises(ConfigError, match=r"belongs to bookie b2-.*expected b1"):
         start(world, tree)
 
 
@@ -209,7 +211,7 @@ def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie(world: SimWorld, s
         world.node(node).disk = image.disk
         first = start(world, tree, node)
         remember_start(disk_of(world, node), ["bookie/journal"], first)  # the tree may know of later ones, by now
-        assert start(world, tree, node) == Identity(first.bookie, False, ())
+        assert start(world, tree, node) == BookieIdentity(first.bookie, False, ())
 
 
 def test_a_cut_at_any_moment_of_a_start_raises_no_doubt(world: SimWorld) -> None:
@@ -234,7 +236,7 @@ def test_a_full_disk_keeps_no_bookie_from_starting(world: SimWorld, tree: Memory
     disk = disk_of(world)
     disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes())
     for _ in range(12):
-        assert start(world, tree) == Identity(first.bookie, False, ())
+        assert start(world, tree) == BookieIdentity(first.bookie, False, ())
 
 
 def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: MemoryTree) -> None:
@@ -248,7 +250,7 @@ def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: 
     async def work() -> None:
         await establish(world.env("b1"), tiny(), CookieStore(Racing(tree)), CLUSTER)
 
-    with pytest.raises(ConfigError, match=f"another process starts as bookie {bookie}"):
+    with pytest.raises(ConfigError, match=f"another process is starting as bookie {bookie}"):
         run(world, work())
 
 
@@ -269,12 +271,12 @@ def test_a_start_whose_answer_from_the_metadata_store_was_lost_goes_on(
                 await super().set(path, data, version)
             raise MetadataUnknown(path)
 
-    async def work() -> Identity:
+    async def work() -> BookieIdentity:
         return await establish(world.env("b1"), tiny(), CookieStore(Breaking(tree)), CLUSTER)
 
-    assert run(world, work()) == Identity(bookie, False, ())
+    assert run(world, work()) == BookieIdentity(bookie, False, ())
     crash(world)
-    assert start(world, tree) == Identity(bookie, False, ())
+    assert start(world, tree) == BookieIdentity(bookie, False, ())
 
 
 def test_a_cookie_deleted_by_a_decommission_keeps_the_bookie_out(world: SimWorld, tree: MemoryTree) -> None:
@@ -300,7 +302,7 @@ def test_a_node_without_a_bookie_starts_only_where_nobody_counts_on_one(world: S
 
     look()
     bookie = start(world, tree).bookie
-    with pytest.raises(ConfigError, match=f"holds what bookie {bookie} stores.*decommission {bookie}"):
+    with pytest.raises(ConfigError, match=f"has the entries of bookie {bookie}.*decommission {bookie}"):
         look()
     path = paths.cookie(bookie)
     tree.apply(1, [SetData(path, b"?", -1)])

@@ -19,7 +19,7 @@ from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
+from kvstore.meta.registration import BookieRegistration, RegisteredBookies, RegistrationClient
 from kvstore.meta.transfer import export, restore
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
@@ -99,9 +99,9 @@ def test_what_a_bookie_has_stored_is_known_without_counting(
 def test_a_bookie_registers_where_it_listens_and_withdraws_when_it_stops(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
         async with started(world, tree) as one:
-            assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
+            assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
             assert one.bookie.statistics()["new_incarnations"] == 1
-        assert await RegistrationClient(MemoryStore(tree)).bookies() == Bookies({}, {})
+        assert await RegistrationClient(MemoryStore(tree)).bookies() == RegisteredBookies({}, {})
 
     run(world, scenario())
 
@@ -147,11 +147,11 @@ def test_a_lost_session_does_not_stop_a_bookie_and_it_registers_again_as_itself(
             one.store.suspend()
             assert await one.add(1) is Status.OK
             one.store.expire()
-            assert await RegistrationClient(MemoryStore(tree)).bookies() == Bookies({}, {})
+            assert await RegistrationClient(MemoryStore(tree)).bookies() == RegisteredBookies({}, {})
             assert await one.add(2) is Status.OK
             one.store.resume()
             await pause(15)
-            assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
+            assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
 
     run(world, scenario())
 
@@ -168,12 +168,12 @@ def test_a_full_disk_moves_the_registration_and_back_and_is_logged_once(
             while await one.add(entry, b"x" * 300) is Status.OK:
                 entry += 1
             await pause(1)
-            assert await one.client.bookies() == Bookies({}, {one.bookie.id: "b1:3181"})
+            assert await one.client.bookies() == RegisteredBookies({}, {one.bookie.id: "b1:3181"})
             await pause(20)
             assert caplog.text.count("cannot be made, trying again") == 1, "not each time that it looks"
             disk.set_capacity(1 << 30)
             await pause(5)
-            assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
+            assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
 
     run(world, scenario())
 
@@ -189,7 +189,7 @@ def test_a_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: M
 
     run(world, first())
     crash(world)
-    with pytest.raises(ConfigError, match="this one is called b2"):
+    with pytest.raises(ConfigError, match="expected b2"):
         run(world, second())
     assert tree.children("/ledgers/available") == ["readonly"]
 
@@ -253,7 +253,7 @@ def test_a_bookie_that_is_given_up_while_it_starts_does_not_serve(world: SimWorl
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(BookieRegistration, "start", late)
-            with pytest.raises(ConfigError, match="was given up while it started"):
+            with pytest.raises(ConfigError, match="was removed while it started"):
                 async with started(world, tree):
                     pass
         assert tree.children("/ledgers/available") == ["readonly"]

@@ -163,7 +163,7 @@ def test_what_the_metadata_store_says_is_believed_for_a_while_and_of_a_bounded_n
     async def scenario(served: Served, peer: Peer) -> None:
         for each in many:
             assert await add(peer, each) is Status.OK
-        assert len(served.shelf.storage.raw._told_at) <= 4
+        assert len(served.shelf.storage.raw._confirmed_at) <= 4
         assert await add(peer, EMPTY) is Status.OK
         meta.known[EMPTY] = None
         assert await add(peer, EMPTY, 1) is Status.OK, "it was deleted a moment ago"

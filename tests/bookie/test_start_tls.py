@@ -22,10 +22,10 @@ from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport, split_address
 from kvstore.errors import StoreError
 from kvstore.proto import bookkeeper as wire
-from kvstore.proto.bookkeeper import Answer, Operation, Status
+from kvstore.proto.bookkeeper import BookieOperation, BookieResponse, Status
 from kvstore.proto.start_tls import BookiesPrelude
 from kvstore.types import EntryId, LedgerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.bookie.support import KEY, ME, Shelf, packet, tiny
 from tests.certificates import Files
 from tests.env.runners import on_asyncio, on_uvloop
@@ -103,7 +103,7 @@ async def served(
         await env.nursery.close()
 
 
-async def answer_to(reader: asyncio.StreamReader) -> Answer:
+async def answer_to(reader: asyncio.StreamReader) -> BookieResponse:
     size = int.from_bytes(await reader.readexactly(4), "big")
     return wire.decode_response(await reader.readexactly(size))
 
@@ -113,12 +113,12 @@ async def upgraded(one: Served, tls: Tls) -> tuple[asyncio.StreamReader, asyncio
     reader, writer = await one.connect()
     writer.write(START_TLS)
     answer = await answer_to(reader)
-    assert (answer.operation, answer.txn, answer.status) == (Operation.START_TLS, 1, Status.OK)
+    assert (answer.operation, answer.txn, answer.status) == (BookieOperation.START_TLS, 1, Status.OK)
     await writer.start_tls(tls.client_context(), server_hostname="127.0.0.1")
     return reader, writer
 
 
-async def asked(one: Served, tls: Tls) -> Answer:
+async def asked(one: Served, tls: Tls) -> BookieResponse:
     """In TLS 1.3 a client hears only behind its handshake that its certificate is refused."""
     reader, writer = await upgraded(one, tls)
     try:
@@ -274,7 +274,7 @@ class Caller:
     def __init__(self, one: Env, address: str, tls: Tls | None) -> None:
         calling = None if tls is None else tls.client_context()
         env = replace(one, transport=TcpTransport(calling=calling))
-        self._bookies = Bookies(env, lambda _: address)
+        self._bookies = BookieClients(env, lambda _: address)
 
     async def add(self) -> StoreError | None:
         answered: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
@@ -369,8 +369,8 @@ def stored(txn: int) -> bytes:
 @pytest.mark.parametrize(
     "answer",
     [
-        partial(wire.encode_status, operation=Operation.START_TLS, status=Status.BAD_REQUEST),
-        partial(wire.encode_status, operation=Operation.START_TLS, status=Status.UNAUTHORIZED),
+        partial(wire.encode_status, operation=BookieOperation.START_TLS, status=Status.BAD_REQUEST),
+        partial(wire.encode_status, operation=BookieOperation.START_TLS, status=Status.UNAUTHORIZED),
         lambda txn: wire.encode_start_tls_response(txn) + b"".join(map(stored, range(1, 20))),
         stored,
     ],

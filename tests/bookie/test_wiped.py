@@ -80,7 +80,9 @@ def test_a_wiped_bookie_neither_denies_nor_takes_what_belongs_to_the_one_that_wa
             ):
                 answer = await (await machine.connect()).ask(frame)
                 assert answer.status in (Status.UNKNOWN_LEDGER_STATE, Status.FENCED)
-                assert answer.status == Status.UNKNOWN_LEDGER_STATE or answer.operation == wire.Operation.ADD_ENTRY
+                assert (
+                    answer.status == Status.UNKNOWN_LEDGER_STATE or answer.operation == wire.BookieOperation.ADD_ENTRY
+                )
 
     world.run(scenario())
 

@@ -56,7 +56,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cluster, "_reachable", reachable)
     monkeypatch.setattr(LedgerStore, "read", read)
     for module in (wal_bookies, ledgers):
-        monkeypatch.setattr(module, "Bookies", Seen)
+        monkeypatch.setattr(module, "BookieClients", Seen)
     asyncio.run(LayoutStore(store).ensure("c1"))
     return found
 

@@ -55,7 +55,7 @@ def test_a_node_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
 
 
 WRONG = {
-    ("--set", "id"): "--set id: want SECTION.NAME=VALUE",
+    ("--set", "id"): "--set id: expected SECTION.NAME=VALUE",
     ("--set", "id.more=5"): "--set id.more: id is a value, not a section",
     ("--set", "limts.waiting_max=5"): "limts: unknown",
 }

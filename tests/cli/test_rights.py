@@ -44,9 +44,9 @@ def test_an_administrator_who_is_lost_is_replaced_when_it_is_asked_for(monkeypat
     monkeypatch.setattr(users, "with_tools", with_tools)
     assert found("root").returncode == 0
     refused = found("anna")
-    assert (refused.returncode, "--replace-lost where nobody knows" in refused.stderr) == (1, True)
+    assert (refused.returncode, "--replace-lost if all administrator" in refused.stderr) == (1, True)
     unasked = found("anna", "--replace-lost")
-    assert (unasked.returncode, "to go on, give --yes" in unasked.stderr) == (2, True)
+    assert (unasked.returncode, "confirm with --yes" in unasked.stderr) == (2, True)
     assert found("anna", "--replace-lost", "--yes").returncode == 0
     table = asyncio.run(AccessStore(store).read())
     assert [(each.name, each.roles) for each in table.users] == [("anna", ("admin",)), ("root", ("admin",))]

@@ -41,12 +41,12 @@ class Cluster:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("plan", "--add", "p4", "--add-count", "2"), "want the ids of new partitions, or --add-count"),
-        (("plan", "--add", "p4", "--remove", "p1"), "not both at once"),
-        (("add",), "want the ids of new partitions, or --count"),
-        (("add", "p4", "--count", "2"), "want the ids of new partitions, or --count"),
-        (("move", "p1"), "want --source and --share, or --first and --last"),
-        (("throttle",), "want --mib-per-s, --parallel or both"),
+        (("plan", "--add", "p4", "--add-count", "2"), "expected --add or --add-count, got both"),
+        (("plan", "--add", "p4", "--remove", "p1"), "to add or to remove, got both"),
+        (("add",), "expected either ids of new partitions or --count"),
+        (("add", "p4", "--count", "2"), "expected either ids of new partitions or --count"),
+        (("move", "p1"), "expected --source and --share, or --first and --last"),
+        (("throttle",), "expected --mib-per-s, --parallel or both"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -84,7 +84,7 @@ def test_what_is_planned_is_done_though_servers_are_away_while_somebody_waits_fo
     ring_changes.add(count=1, wait=True, json=True)
     shown = capsys.readouterr()
     assert (cluster.changed, cluster.left, json.loads(shown.out)["version"]) == (1, [], 7)
-    assert shown.err.count("what was asked goes on") == 2, "once each time"
+    assert shown.err.count("the change continues") == 2, "once each time"
 
 
 def test_the_plan_is_shown_before_its_end_is_waited_for(
@@ -95,7 +95,7 @@ def test_the_plan_is_shown_before_its_end_is_waited_for(
         ring_changes.add(count=1, wait=True, json=True)
     shown = capsys.readouterr()
     assert json.loads(shown.out)["version"] == 7
-    assert "the moves go on: `kvstore ring status --wait`" in shown.err
+    assert "the moves continue: wait for them with `kvstore ring status --wait`" in shown.err
 
 
 def test_servers_that_are_away_for_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_change_that_is_done_is_not_told_as_failed_because_the_moves_cannot_be
     ring_changes.cancel(json=True)
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {"version": 7}
-    assert "it is done, as ring version 7" in shown.err
+    assert "the change is made as ring version 7" in shown.err
 
 
 def test_how_far_a_replica_is_may_not_be_known() -> None:
@@ -139,7 +139,7 @@ def test_a_replica_that_has_moved_is_told_so_though_servers_were_away(monkeypatc
     replicas.move_replica("p1", "n1", "n4")
     assert (cluster.changed, cluster.left) == (1, [])
     Cluster(monkeypatch, away)
-    with pytest.raises(Unavailable, match="no server says whether the replica of p1 on n4 has caught up within"):
+    with pytest.raises(Unavailable, match="no server reports whether the replica of p1 on n4 has caught up within"):
         replicas.wait_until_replaced("p1", "n4", *NOWHERE, timeout_s=-1)
 
 

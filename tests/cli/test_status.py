@@ -27,13 +27,13 @@ n3    ready  0.1.0    1 h 2 min  rack-3  50.0 GiB of 100.0 GiB  writable      0 
 
 ZooKeeper zk:2181: connected
 partitions: 2 of 2 are served; ring version 4, no moves
-copies: 0 of 40 ledgers lack copies, 0 are at risk; counted 12 s ago
+copies: 0 of 40 ledgers are under-replicated, 0 are at risk; counted 12 s ago
 auto-recovery: on, 0 marked
 access control: off; last snapshot: none is known
-as n1 finds it"""
+as seen by n1"""
 SILENT_LINE = (
     "degraded, all is served: node n3: refuses connections; it has 2 replicas (and 1 more). "
-    "Next: start n3, or look at its log\n"
+    "Next: start n3, or read its log\n"
 )
 SILENT_TEXT = f"""\
 {SILENT_LINE}
@@ -43,21 +43,21 @@ n2    ready      0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable    
 n3    no answer  -        -          -       -                      -             0         2  -
 
 !  node n3: refuses connections; it has 2 replicas
-   -> start n3, or look at its log
-!  the log: 2 of 3 bookies can be written to, 3 copies are wanted of each entry
-   -> start the bookies that are away, free space on those that are full, or add one
+   -> start n3, or read its log
+!  the log: 2 of 3 bookies accept writes, but each entry should have 3 copies
+   -> start the bookies that are down, free space on full ones, or add a bookie
 
-ZooKeeper zk:2181: suspended, what is known is 1 min 30 s old
+ZooKeeper zk:2181: suspended, last read 1 min 30 s ago
 partitions: 2 of 2 are served; ring version 4, 3 of 8 moves done, 40%, about 1 min 15 s left
-copies: 0 of 40 ledgers lack copies, 0 are at risk; counted 12 s ago
+copies: 0 of 40 ledgers are under-replicated, 0 are at risk; counted 12 s ago
 auto-recovery: on, 0 marked
 access control: on; last snapshot: 2 d 3 h old
-as n1 finds it"""
+as seen by n1"""
 
 
 def test_the_clusters_version_is_told_where_it_is_known() -> None:
     report = ClusterReport(server="n1", cluster_version=2)
-    assert "cluster version: 2, which kvstore 0.2.0 can" in status_text(report).splitlines()
+    assert "cluster version: 2, which kvstore 0.2.0 supports" in status_text(report).splitlines()
     assert status_document(report)["cluster_version"] == 2
     older = ClusterReport(server="n1")
     assert "cluster version" not in status_text(older)
@@ -99,16 +99,19 @@ def test_a_partition_that_has_retired_is_not_one_that_nobody_serves() -> None:
     report.partitions.add(id="p0", state="retired")
     text = status_text(whole(report))
     assert text.startswith("healthy: 3 nodes, 2 partitions, all is served")
-    assert "partitions: 2 of 2 are served; retired: p0, held by what `kvstore partition pins` lists; ring" in text
+    assert "partitions: 2 of 2 are served; retired: p0, kept by pins (`kvstore partition pins`); ring" in text
 
 
 def test_status_line_counts_the_ledgers_of_other_clients_and_says_what_is_unknown() -> None:
     report = well()
     report.copies.foreign, report.copies.lacking, report.copies.at_risk = 30, 5, 1
-    line = "copies: 5 of 40 ledgers (30 of them written by other clients) lack copies, 1 are at risk; counted 12 s ago"
+    line = (
+        "copies: 5 of 40 ledgers (30 of them written by other clients) are under-replicated, 1 are at risk; "
+        "counted 12 s ago"
+    )
     assert line in status_text(whole(report)).splitlines()
     report.ClearField("copies")
-    line = "copies: 0 ledgers are known to lack copies, 0 are at risk; not all ledgers are counted"
+    line = "copies: at least 0 ledgers are under-replicated, 0 are at risk; not all are counted yet"
     assert line in status_text(whole(report)).splitlines()
 
 
@@ -283,8 +286,8 @@ def test_while_it_is_away_servers_tell_and_the_age_is_said(
     assert cluster.ask() == "told by n1"
     assert cluster.read == 0, "nobody waits for what servers know to be away"
     assert capsys.readouterr().err == (
-        "kvstore: the metadata store cannot be reached (no server that answers reaches it): shown is what n1 read of "
-        "it 34 s ago, and what servers say now\n"
+        "kvstore: the metadata store cannot be reached (no server that answers can reach it); showing what n1 read "
+        "from it 34 s ago, and what servers report now\n"
     )
 
 
@@ -293,7 +296,9 @@ def test_a_store_that_goes_while_it_is_read_is_away_too(monkeypatch: pytest.Monk
     cluster.is_gone = True
     assert cluster.ask() == "told by n1"
     cluster.answers = False
-    with pytest.raises(Unavailable, match=r"no ZooKeeper answers.*nor can servers: no server can be reached"):
+    with pytest.raises(
+        Unavailable, match=r"no ZooKeeper answers.*nor a server can be reached: no server can be reached"
+    ):
         cluster.ask()
 
 
@@ -324,7 +329,7 @@ def test_the_text_says_how_far_tls_goes_and_what_still_comes_without() -> None:
     report.nodes[1].report.tls.plain_connections = 1_234
     (line,) = [line for line in status_text(whole(report)).splitlines() if line.startswith("TLS")]
     assert line == (
-        "TLS: required by n1; preferred by n2 (1,234 connections without it); not there at n3; "
+        "TLS: required by n1; preferred by n2 (1,234 connections without it); not used by n3; "
         "the first certificate expires in 100 days"
     )
     report.nodes[0].report.tls.left_s = -1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.devcluster import authority
-from kvstore.devcluster.authority import Authority
+from kvstore.devcluster.authority import CertificateAuthority
 from kvstore.devcluster.secure_folder import SecureFolder
 from kvstore.env.certificates import Certificates, expiry_of
 from kvstore.errors import ConfigError
@@ -70,25 +70,25 @@ def test_a_certificate_that_is_about_to_expire_is_replaced_and_its_authority_sta
 
 def test_what_was_cut_off_before_the_authority_was_whole_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "ca.key").write_text("half of a")
-    made = Authority(tmp_path).issue("n1", ("127.0.0.1",))
+    made = CertificateAuthority(tmp_path).issue("n1", ("127.0.0.1",))
     assert made.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
 
 
 @pytest.mark.parametrize("spoil", ["gone", "another", "Dear Sir"])
 def test_an_authority_without_its_key_issues_nothing_and_says_so(tmp_path: Path, spoil: str) -> None:
-    made, key = Authority(tmp_path), tmp_path / "ca.key"
+    made, key = CertificateAuthority(tmp_path), tmp_path / "ca.key"
     made.issue("n1", ("127.0.0.1",))
     if spoil == "gone":
         key.unlink()
     elif spoil == "another":
         (tmp_path / "other").mkdir()
-        Authority(tmp_path / "other")
+        CertificateAuthority(tmp_path / "other")
         key.write_bytes((tmp_path / "other" / "ca.key").read_bytes())
     else:
         key.write_text(spoil)
-    Authority(tmp_path).issue("n1", ("127.0.0.1",))  # there is one
+    CertificateAuthority(tmp_path).issue("n1", ("127.0.0.1",))  # there is one
     with pytest.raises(ConfigError, match=str(tmp_path)):
-        Authority(tmp_path).issue("n2", ("127.0.0.1",))
+        CertificateAuthority(tmp_path).issue("n2", ("127.0.0.1",))
     assert not (tmp_path / "n2.pem").exists()
 
 
@@ -183,7 +183,7 @@ def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder
     (folder.path / "ca.pem").unlink()
     before = contents(folder)
     with pytest.raises(
-        ConfigError, match=r"ca\.pem is missing, and bookie-tools\.pem, client\.pem, n1\.pem, .* are issued by it"
+        ConfigError, match=r"ca\.pem is missing, but it issued bookie-tools\.pem, client\.pem, n1\.pem, .* restore it"
     ):
         folder.make(NODES, is_new=False)
     assert contents(folder) == before
@@ -195,6 +195,6 @@ def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder
 
 def test_no_other_password_is_made_for_metadata_that_are_closed_by_one(folder: SecureFolder) -> None:
     folder.metadata_password.unlink()
-    with pytest.raises(ConfigError, match=r"metadata\.password is missing: bring it back"):
+    with pytest.raises(ConfigError, match=r"metadata\.password is missing; restore it"):
         folder.make(NODES, is_new=False)
     assert not folder.metadata_password.exists()

@@ -59,7 +59,7 @@ def test_table_with_columns_says_what_to_use_instead(
 def test_overwrite_says_that_spark_dropped_the_table(spark: SparkSession, folder: str) -> None:
     frame = spark.sql("select 'k' as key, 'v' as value")
     spark.sql(f"create table {folder}.t (key string, value string) using kvstore")
-    with pytest.raises(Exception, match="Spark dropped the former table before it asked kvstore"):
+    with pytest.raises(Exception, match="Spark dropped the former table before it called kvstore"):
         frame.write.format("kvstore").option("servers", "127.0.0.1:1").mode("overwrite").saveAsTable(f"{folder}.t")
 
 

@@ -172,8 +172,8 @@ def test_a_moment_that_is_not_kept_any_more_is_an_error(
     [
         ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for reading; there are servers"),
         ({"columns": "kind"}, "ConfigError: columns: there is no column 'kind'"),
-        ({"pin": "x"}, "ConfigError: pin: want the `option` of a pin"),
-        ({"dataDir": "/nowhere"}, "ConfigError: dataDir: there is no cluster at /nowhere/cluster.json"),
+        ({"pin": "x"}, "ConfigError: pin: expected the option `pin`"),
+        ({"dataDir": "/nowhere"}, "ConfigError: dataDir: no cluster at /nowhere/cluster.json"),
         ({"tlsCa": "/nowhere"}, "ConfigError: tlsCa, tlsCert, tlsKey: /nowhere: No such file or directory"),
         ({"dataDir": "", "servers": "127.0.0.1:1", "timeout": "1s"}, "Unavailable: no server of the cluster answers"),
     ],

@@ -44,7 +44,7 @@ def test_a_small_java_is_not_asked_for_a_module_that_it_lacks(tmp_path: Path) ->
 def test_an_old_java_is_refused(tmp_path: Path) -> None:
     home = java_home(tmp_path / "java", modules="java.base")
     (home / "release").write_text('JAVA_VERSION="11.0.2"\n')
-    with pytest.raises(ConfigError, match="want Java 17"):
+    with pytest.raises(ConfigError, match="expected Java 17"):
         environment({"KVSTORE_JAVA": str(home)})
 
 

@@ -238,7 +238,7 @@ def test_an_offset_that_was_trimmed_is_an_error_that_says_what_to_do(
 
         wait_until_blocking(is_trimmed, timeout_s=60, what="the log is trimmed")
     with pytest.raises(
-        Exception, match=rf"partition {partition}: changes behind \d+ were .* another checkpointLocation"
+        Exception, match=rf"partition {partition}: changes after \d+ were .* another checkpointLocation"
     ):
         query.run()
 
@@ -261,7 +261,7 @@ def test_a_partition_that_joins_and_leaves_while_a_query_is_down_is_not_passed_o
             timeout_s=90,
             what="it is gone",
         )
-    with pytest.raises(Exception, match=r"partition p77: changes behind 0 were trimmed; its log is gone"):
+    with pytest.raises(Exception, match=r"partition p77: changes after 0 were trimmed; its log is gone"):
         query.run()
     later = Query(spark, cluster, tmp_path / "later", startingPosition="latest")
     later.run()

@@ -216,11 +216,11 @@ def test_a_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
     end = found.latestOffset(start, ReadMaxRows(6))
     feed.cluster = "c2"
     for again in (reader(), reader()):
-        with pytest.raises(ConfigError, match=r"position is of the cluster c1, this one is c2: .* checkpointLocation"):
+        with pytest.raises(ConfigError, match=r"position belongs to cluster c1, this one is c2; .* checkpointLocation"):
             again.latestOffset(end, ReadAllAvailable())
-        with pytest.raises(ConfigError, match="position is of the cluster c1, this one is c2"):
+        with pytest.raises(ConfigError, match="position belongs to cluster c1, this one is c2"):
             again.partitions(start, end)
-    with pytest.raises(ConfigError, match="position is of the cluster c1"):
+    with pytest.raises(ConfigError, match="position belongs to cluster c1"):
         reader(startingPosition=json.dumps(end)).initialOffset()
 
 
@@ -246,6 +246,6 @@ def test_a_query_that_was_down_for_too_long_is_told_what_to_do_in_one_line(feed:
             call()
         line = traceback.format_exception_only(caught.value)
         assert len(line) == 1
-        assert line[0].startswith("kvstore.errors.PositionTrimmed: partition p1: changes behind 2 were trimmed; ")
-        assert "begin a new query with another checkpointLocation" in line[0]
+        assert line[0].startswith("kvstore.errors.PositionTrimmed: partition p1: changes after 2 were trimmed; ")
+        assert "start a new query with another checkpointLocation" in line[0]
     assert reader().partitions({"p1": 5, "p2": 0}, {"p1": 9, "p2": 0})  # of p2 nothing is wanted

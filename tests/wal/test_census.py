@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
-from kvstore.wal.census import AGAIN_S, REST_MIN_S, RESTS, Census, Taken, is_due, kind_of
+from kvstore.wal.census import AGAIN_S, REST_MIN_S, RESTS, Census, CompletedCount, is_due, kind_of
 from kvstore.wal.creator import OWNER_KEY
 
 A, B, C, D, E = (BookieId(each) for each in "abcde")
@@ -68,8 +68,8 @@ def test_ledgers_with_equal_ensembles_are_one_kind() -> None:
 
 
 def test_count_is_due_when_it_may_have_changed_and_rests_as_its_cost_asks() -> None:
-    def taken(away: set[BookieId], took_s: float = 0.1) -> Taken:
-        return Taken(Census(), 1_000.0, took_s, frozenset(away), frozenset({A, B, C}))
+    def taken(away: set[BookieId], took_s: float = 0.1) -> CompletedCount:
+        return CompletedCount(Census(), 1_000.0, took_s, frozenset(away), frozenset({A, B, C}))
 
     soon, late = 1_000.0 + REST_MIN_S, 1_000.0 + AGAIN_S
     assert is_due(None, (), 0.0)

@@ -31,7 +31,7 @@ def test_the_end_is_told_while_every_write_set_is_covered_and_not_else(size: int
                 last = await seeker._confirmed(reader)
                 assert (last, (await reader.read(last)).payload) == (9, b"entry 9"), names
             else:
-                with pytest.raises(BookieError, match="too few bookies tell"):
+                with pytest.raises(BookieError, match="too few bookies report"):
                     await seeker._confirmed(reader)
             _set_down(bench, names, is_down=False)
 
@@ -53,7 +53,7 @@ def test_where_a_log_ends_for_good_is_not_told_by_a_bookie_that_may_lack_entries
         seeker = Seeker(bench.ports, cast(Any, None), bench.env.nursery)
         reader = EntryReader(metadata, bench.bookies, bench.env.nursery)
         assert await seeker._confirmed(reader) == 3
-        with pytest.raises(BookieError, match="too few bookies tell"):
+        with pytest.raises(BookieError, match="too few bookies report"):
             await seeker._confirmed(reader, for_good=True)
         bench.bookies.at[B3].is_down = False
         assert await seeker._confirmed(reader, for_good=True) == 9

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.errors import MetadataLost, NoSuchNode, NotEnoughBookies
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.types import NO_LEDGER, BookieId, LedgerId, PartitionId
@@ -31,7 +31,7 @@ def new_ids(bench: Bench) -> NewLedgerIds:
     """Those of a process that has just started."""
     store = MemoryStore(bench.tree)
     choice = bench.ports_on(store).choice
-    identity, env = Identity(store, "simulated"), bench.env
+    identity, env = ClusterIdentity(store, "simulated"), bench.env
     return NewLedgerIds(store, bench.bookies, choice, identity, clock=env.clock, nursery=env.nursery)
 
 
@@ -56,7 +56,7 @@ def test_id_that_one_bookie_has_seen_is_refused_and_the_store_is_marked() -> Non
     async def case(bench: Bench) -> None:
         set_back(bench, 5)
         has_seen(bench, 7, knows)
-        with pytest.raises(MetadataLost, match=f"ledger id 5, and bookie {knows} has ledger 7"):
+        with pytest.raises(MetadataLost, match=f"ledger id 5, but bookie {knows} has ledger 7"):
             await new_ids(bench).next_id(NO_LEDGER, ENSEMBLE, 2)
         assert b"bookie" in await why_older(bench)
         with pytest.raises(MetadataLost, match="older copy"):
@@ -155,7 +155,7 @@ def test_no_id_is_taken_without_an_ack_quorum_of_answers() -> None:
     async def case(bench: Bench) -> None:
         bench.bookies.stop(B2, B3)
         births = bench.tree._nodes[paths.IDGEN].births
-        with pytest.raises(NotEnoughBookies, match="none from"):
+        with pytest.raises(NotEnoughBookies, match="got none from"):
             await new_ids(bench).next_id(NO_LEDGER, ENSEMBLE, 2)
         assert bench.tree._nodes[paths.IDGEN].births == births
 

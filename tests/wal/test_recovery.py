@@ -10,13 +10,13 @@ from kvstore.wal.recovery import (
     AskEntry,
     AskLast,
     Command,
-    Ended,
+    EndFound,
     EntryAnswer,
     Event,
-    Found,
     LastAnswer,
     Phase,
     Recovery,
+    TailEntry,
     Undecided,
     Unknown,
 )
@@ -120,7 +120,7 @@ def test_an_empty_last_fragment_does_not_take_reading_back_to_the_first_entry() 
     recovery.handle(LastAnswer(B1, None))
     commands = recovery.handle(LastAnswer(B4, None))
     assert asked(commands)[0] == 7
-    assert absent(recovery, 7, B1, B4) == [Ended(e(6), None)]
+    assert absent(recovery, 7, B1, B4) == [EndFound(e(6), None)]
 
 
 def test_every_read_names_the_bookies_of_the_entrys_write_set() -> None:
@@ -137,7 +137,7 @@ def test_every_read_names_the_bookies_of_the_entrys_write_set() -> None:
 def test_one_good_copy_is_enough() -> None:
     recovery = reading()
     commands = recovery.handle(EntryAnswer(B2, e(0), entry(0)))
-    assert isinstance(commands[0], Found)
+    assert isinstance(commands[0], TailEntry)
     assert commands[0].packet.payload == b"payload 00"
     assert asked(commands) == [READ_AHEAD]
 
@@ -145,7 +145,7 @@ def test_one_good_copy_is_enough() -> None:
 def test_an_entry_is_absent_when_its_write_set_is_covered() -> None:
     recovery = reading()
     assert absent(recovery, 0, B1) == []
-    assert absent(recovery, 0, B2) == [Ended(e(-1), None)]
+    assert absent(recovery, 0, B2) == [EndFound(e(-1), None)]
 
 
 def test_the_same_bookie_twice_is_one_negative() -> None:
@@ -155,7 +155,7 @@ def test_the_same_bookie_twice_is_one_negative() -> None:
 def test_a_copy_wins_over_one_negative() -> None:
     recovery = reading()
     absent(recovery, 0, B1)
-    assert isinstance(recovery.handle(EntryAnswer(B3, e(0), entry(0)))[0], Found)
+    assert isinstance(recovery.handle(EntryAnswer(B3, e(0), entry(0)))[0], TailEntry)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_silence_and_damage_are_never_a_negative(silent: Event) -> None:
     recovery = reading()
     recovery.handle(silent)
     assert absent(recovery, 0, B1) == []
-    assert absent(recovery, 0, B3) == [Ended(e(-1), None)]
+    assert absent(recovery, 0, B3) == [EndFound(e(-1), None)]
 
 
 def test_an_entry_that_nobody_can_tell_about_ends_nothing() -> None:
@@ -187,7 +187,7 @@ def test_entries_are_found_in_order() -> None:
     recovery = reading()
     assert recovery.handle(EntryAnswer(B1, e(1), entry(1))) == []
     commands = recovery.handle(EntryAnswer(B1, e(0), entry(0)))
-    assert [each.packet.entry for each in commands if isinstance(each, Found)] == [0, 1]
+    assert [each.packet.entry for each in commands if isinstance(each, TailEntry)] == [0, 1]
 
 
 # docs/protocol.md R3
@@ -195,21 +195,21 @@ def test_the_first_gap_is_the_end_even_if_a_later_entry_is_there() -> None:
     recovery = reading()
     recovery.handle(EntryAnswer(B1, e(0), entry(0)))
     recovery.handle(EntryAnswer(B1, e(2), entry(2)))
-    assert absent(recovery, 1, B2, B3) == [Ended(e(0), 10)]
+    assert absent(recovery, 1, B2, B3) == [EndFound(e(0), 10)]
 
 
 def test_an_undecided_entry_behind_the_end_does_not_matter() -> None:
     recovery = reading()
     for bookie in ALL:
         assert recovery.handle(Unknown(bookie, e(1))) == []
-    assert absent(recovery, 0, B1, B2) == [Ended(e(-1), None)]
+    assert absent(recovery, 0, B1, B2) == [EndFound(e(-1), None)]
 
 
 def test_the_end_carries_the_length_of_the_last_entry_read() -> None:
     recovery = reading()
     for number in range(3):
         recovery.handle(EntryAnswer(B3, e(number), entry(number)))
-    assert absent(recovery, 3, B1, B2) == [Ended(e(2), 30)]
+    assert absent(recovery, 3, B1, B2) == [EndFound(e(2), 30)]
 
 
 def test_the_confirmed_entry_stands_still_once_reading_has_begun() -> None:
@@ -222,13 +222,13 @@ def test_the_confirmed_entry_stands_still_once_reading_has_begun() -> None:
 
 def test_a_striped_entry_is_absent_by_its_own_write_set() -> None:
     recovery = reading(metadata=ledger(B1, B2, B3, B4, write=2))
-    assert absent(recovery, 0, B2) == [Ended(e(-1), None)]
+    assert absent(recovery, 0, B2) == [EndFound(e(-1), None)]
 
 
 def test_a_ledger_with_one_entry_keeps_it() -> None:
     recovery = reading()
     recovery.handle(EntryAnswer(B1, e(0), entry(0)))
-    assert absent(recovery, 1, B2, B3) == [Ended(e(0), 10)]
+    assert absent(recovery, 1, B2, B3) == [EndFound(e(0), 10)]
 
 
 def test_nothing_moves_after_the_end() -> None:

@@ -13,7 +13,7 @@ from kvstore.errors import NoSuchLedger
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
-from kvstore.wal.seek import Found, Seeker
+from kvstore.wal.seek import Seeker, SeekResult
 
 P1 = PartitionId("p1")
 
@@ -51,7 +51,7 @@ class Counting(Seeker):
     async def _confirmed(self, reader: EntryReader, *, for_good: bool = False) -> EntryId:
         return EntryId(len(self.entries[reader.metadata.ledger]) - 1)
 
-    def last_before(self, wanted: int) -> Found:
+    def last_before(self, wanted: int) -> SeekResult:
         return asyncio.run(self.last(P1, lambda payload: int(payload) < wanted))
 
     def places(self) -> list[Position]:

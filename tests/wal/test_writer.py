@@ -6,22 +6,22 @@ from kvstore.errors import LedgerClosed, LedgerFenced
 from kvstore.types import BookieId, EntryId, LedgerMetadata
 from kvstore.wal import writer as machine
 from kvstore.wal.writer import (
+    AddFailed,
+    AddStored,
     Append,
     ChangeFailed,
     Command,
     Confirm,
     EnsembleChanged,
-    Failed,
     Fenced,
     GaveUp,
     Halt,
     ReplaceBookies,
     Returned,
     Spares,
-    State,
-    Stop,
+    StopWriting,
     Store,
-    Stored,
+    WriterState,
 )
 from tests.wal.ledgers import B1, B2, B3, B4, B5, B6, CheckedWriter, e, ledger, opened, pack
 
@@ -38,7 +38,7 @@ def writer_with(*payloads: bytes, metadata: LedgerMetadata | None = None, spares
 
 
 def stored(writer: CheckedWriter, entry: int, *bookies: BookieId) -> list[Command]:
-    return [command for bookie in bookies for command in writer.handle(Stored(e(entry), bookie))]
+    return [command for bookie in bookies for command in writer.handle(AddStored(e(entry), bookie))]
 
 
 def confirmed(commands: list[Command]) -> list[EntryId]:
@@ -107,20 +107,20 @@ def test_a_copy_outside_the_write_set_counts_for_nothing() -> None:
 def test_the_first_send_time_is_kept_when_an_entry_is_sent_again() -> None:
     writer = writer_with(spares="4")
     writer.handle(Append(b"a", 1.0))
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     change(writer, B1, B2, B4, replaced=(B3,))
     assert stored(writer, 0, B1, B4) == [Confirm(e(0), 1.0)]
 
 
 def test_a_failed_bookie_is_replaced_when_there_is_a_spare() -> None:
     writer = writer_with(b"a", spares="4")
-    assert writer.handle(Failed(B3)) == [ReplaceBookies()]
-    assert (writer.state, writer.next_fragment, writer.failed) == (State.CHANGING, e(0), frozenset({B3}))
+    assert writer.handle(AddFailed(B3)) == [ReplaceBookies()]
+    assert (writer.state, writer.next_fragment, writer.failed) == (WriterState.CHANGING, e(0), frozenset({B3}))
 
 
 def test_nothing_is_confirmed_while_the_ensemble_changes() -> None:
     writer = writer_with(b"a", spares="4")
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     assert stored(writer, 0, B1, B2) == []
     commands = change(writer, B1, B2, B4, replaced=(B3,))
     assert sent(commands) == [(e(0), (B4,))]
@@ -130,7 +130,7 @@ def test_nothing_is_confirmed_while_the_ensemble_changes() -> None:
 def test_copies_on_a_replaced_bookie_do_not_count() -> None:
     writer = writer_with(b"a", spares="4")
     stored(writer, 0, B3)
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     assert confirmed(change(writer, B1, B2, B4, replaced=(B3,))) == []
     assert stored(writer, 0, B3) == []
     assert stored(writer, 0, B1) == []
@@ -141,48 +141,48 @@ def test_a_new_fragment_starts_after_the_last_confirmed_entry() -> None:
     writer = writer_with(b"a", b"b", spares="4")
     stored(writer, 0, B1, B2)
     stored(writer, 1, B1)
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     assert writer.next_fragment == 1
     assert sent(change(writer, B1, B2, B4, replaced=(B3,))) == [(e(1), (B4,))]
 
 
 def test_failures_during_a_change_are_taken_up_after_it() -> None:
     writer = writer_with(b"a", spares="45")
-    assert writer.handle(Failed(B3)) == [ReplaceBookies()]
-    assert writer.handle(Failed(B2)) == []
+    assert writer.handle(AddFailed(B3)) == [ReplaceBookies()]
+    assert writer.handle(AddFailed(B2)) == []
     commands = change(writer, B1, B2, B4, replaced=(B3,))
     assert ReplaceBookies() in commands
-    assert writer.state is State.CHANGING
+    assert writer.state is WriterState.CHANGING
     assert sent(change(writer, B1, B5, B4, replaced=(B2,))) == [(e(0), (B5,))]
 
 
 # docs/protocol.md W3
 def test_several_failures_can_be_one_change() -> None:
     writer = writer_with(b"a", spares="45")
-    writer.handle(Failed(B3))
-    writer.handle(Failed(B2))
+    writer.handle(AddFailed(B3))
+    writer.handle(AddFailed(B2))
     assert writer.failed == {B2, B3}
     commands = change(writer, B1, B5, B4, replaced=(B2, B3))
     assert sent(commands) == [(e(0), (B5, B4))]
-    assert writer.state is State.OPEN
+    assert writer.state is WriterState.OPEN
 
 
 def test_a_bookie_fails_once() -> None:
     writer = writer_with(b"a", spares="45")
-    writer.handle(Failed(B3))
-    assert writer.handle(Failed(B3)) == []
+    writer.handle(AddFailed(B3))
+    assert writer.handle(AddFailed(B3)) == []
 
 
 def test_what_fails_outside_the_ensemble_changes_nothing() -> None:
     writer = writer_with(b"a", spares="45")
-    assert writer.handle(Failed(B6)) == []
-    assert writer.state is State.OPEN
+    assert writer.handle(AddFailed(B6)) == []
+    assert writer.state is WriterState.OPEN
 
 
 def test_an_ensemble_equal_to_the_former_one_sends_again() -> None:
     writer = writer_with(b"a", spares="4")
     stored(writer, 0, B3)
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     commands = change(writer, B1, B2, B3, replaced=(B3,))
     assert sent(commands) == [(e(0), (B3,))]
     assert confirmed(commands) == []
@@ -191,13 +191,13 @@ def test_an_ensemble_equal_to_the_former_one_sends_again() -> None:
 
 def test_a_bookie_that_another_change_put_in_gets_what_is_unconfirmed() -> None:
     writer = writer_with(b"a", spares="4")
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     assert sent(change(writer, B1, B5, B4, replaced=(B3,))) == [(e(0), (B5, B4))]
 
 
 def test_entries_that_the_failed_place_does_not_hold_are_confirmed_after_the_change() -> None:
     writer = writer_with(b"a", metadata=ledger(B1, B2, B3, B4, write=2), spares="5")
-    writer.handle(Failed(B4))
+    writer.handle(AddFailed(B4))
     assert stored(writer, 0, B1, B2) == []
     commands = change(writer, B1, B2, B3, B5, replaced=(B4,))
     assert (sent(commands), confirmed(commands)) == ([], [0])
@@ -206,35 +206,35 @@ def test_entries_that_the_failed_place_does_not_hold_are_confirmed_after_the_cha
 # docs/protocol.md W1
 def test_without_a_spare_entries_go_on_with_an_ack_quorum() -> None:
     writer = writer_with(b"a")
-    assert writer.handle(Failed(B3)) == []
+    assert writer.handle(AddFailed(B3)) == []
     assert confirmed(stored(writer, 0, B1, B2)) == [0]
     assert sent(writer.handle(Append(b"b", NOW))) == [(e(1), (B1, B2))]
 
 
 def test_without_a_spare_and_an_ack_quorum_nothing_is_confirmed() -> None:
     writer = writer_with(b"a")
-    writer.handle(Failed(B3))
-    writer.handle(Failed(B2))
+    writer.handle(AddFailed(B3))
+    writer.handle(AddFailed(B2))
     assert stored(writer, 0, B1) == []
     assert writer.unconfirmed == 1
 
 
 def test_a_spare_that_turns_up_replaces_a_bookie_that_failed_before() -> None:
     writer = writer_with(b"a")
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     assert writer.handle(Spares(frozenset({B1, B2, B4}))) == [ReplaceBookies()]
 
 
 def test_bookies_of_the_ensemble_are_no_spares() -> None:
     writer = writer_with(b"a", spares="123")
-    assert writer.handle(Failed(B3)) == []
-    assert writer.state is State.OPEN
+    assert writer.handle(AddFailed(B3)) == []
+    assert writer.state is WriterState.OPEN
 
 
 def test_a_bookie_that_is_back_gets_what_is_unconfirmed_and_what_comes() -> None:
     writer = writer_with()
-    writer.handle(Failed(B3))
-    writer.handle(Failed(B2))
+    writer.handle(AddFailed(B3))
+    writer.handle(AddFailed(B2))
     writer.handle(Append(b"a", NOW))
     assert sent(writer.handle(Returned(B3))) == [(e(0), (B3,))]
     assert sent(writer.handle(Append(b"b", NOW))) == [(e(1), (B1, B3))]
@@ -245,7 +245,7 @@ def test_a_bookie_that_is_back_gets_what_is_unconfirmed_and_what_comes() -> None
 def test_a_bookie_that_is_back_owes_nothing_that_was_confirmed_while_it_was_away() -> None:
     """It was taken for silent, for what nobody had sent to it. Two can lack what is confirmed if Qw is Qa + 2."""
     writer = writer_with(b"a", metadata=ledger(ack=1))
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     assert confirmed(stored(writer, 0, B1)) == [0]
     assert sent(writer.handle(Returned(B3))) == []
     assert writer.owed_longest() == {B2: e(0)}
@@ -260,17 +260,17 @@ def test_a_bookie_that_never_failed_does_not_return() -> None:
 
 def test_a_failed_change_goes_on_with_the_recorded_ensemble() -> None:
     writer = writer_with(b"a", spares="4")
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     stored(writer, 0, B1, B2)
     assert confirmed(writer.handle(ChangeFailed())) == [0]
-    assert writer.state is State.OPEN
+    assert writer.state is WriterState.OPEN
     assert sent(writer.handle(Append(b"b", NOW))) == [(e(1), (B1, B2))]
 
 
 def test_an_error_after_completion_still_counts() -> None:
     writer = writer_with(b"a", spares="4")
     assert confirmed(stored(writer, 0, B1, B2)) == [0]
-    assert writer.handle(Failed(B3)) == [ReplaceBookies()]
+    assert writer.handle(AddFailed(B3)) == [ReplaceBookies()]
     assert writer.next_fragment == 1
 
 
@@ -316,7 +316,7 @@ def test_what_is_owed_longest_is_the_first_entry_that_a_bookie_has_not_stored() 
     stored(writer, 0, B1, B2)
     stored(writer, 1, B1)
     assert writer.owed_longest() == {B1: 2, B2: 1, B3: 0}
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     stored(writer, 2, B1)
     assert writer.owed_longest() == {B2: 1}
 
@@ -332,21 +332,23 @@ def test_what_all_have_is_kept_no_longer() -> None:
 
 # docs/protocol.md W5
 @pytest.mark.parametrize(
-    ("event", "error"), [(Fenced(), LedgerFenced), (Stop(LedgerClosed("by a recovery")), LedgerClosed)]
+    ("event", "error"), [(Fenced(), LedgerFenced), (StopWriting(LedgerClosed("by a recovery")), LedgerClosed)]
 )
-def test_a_writer_whose_ledger_is_taken_halts_and_confirms_nothing_more(event: Fenced | Stop, error: type) -> None:
+def test_a_writer_whose_ledger_is_taken_halts_and_confirms_nothing_more(
+    event: Fenced | StopWriting, error: type
+) -> None:
     writer = writer_with(b"a", b"b", spares="4")
     (halt,) = writer.handle(event)
     assert isinstance(halt, Halt)
     assert isinstance(halt.error, error)
     assert stored(writer, 0, B1, B2, B3) == []
     assert writer.handle(Append(b"c", NOW)) == []
-    assert writer.handle(Failed(B3)) == []
+    assert writer.handle(AddFailed(B3)) == []
 
 
 def test_a_fence_during_a_change_halts_too() -> None:
     writer = writer_with(b"a", spares="4")
-    writer.handle(Failed(B3))
+    writer.handle(AddFailed(B3))
     assert [type(command) for command in writer.handle(Fenced())] == [Halt]
 
 

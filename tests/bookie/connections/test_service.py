@@ -9,7 +9,7 @@ import pytest
 from kvstore.bookie.connections import limits as connection_limits
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
-from kvstore.proto.bookkeeper import Operation, Status
+from kvstore.proto.bookkeeper import BookieOperation, Status
 from kvstore.types import EntryId, LedgerId, LedgerState
 from tests.bookie.peer import Peer, Served, serve
 from tests.bookie.support import CLUSTER, DIGEST, KEY, ME, OTHERS, Metadata, Shelf, lac_packet, metadata, packet
@@ -177,7 +177,7 @@ def test_a_request_with_fields_missing_is_a_bad_request_and_the_connection_lives
         request.add.ClearField("master_key")
         payload = request.SerializePartialToString()
         answer = await peer.ask(len(payload).to_bytes(4, "big") + payload)
-        assert (answer.txn, answer.operation, answer.status) == (5, Operation.ADD_ENTRY, Status.BAD_REQUEST)
+        assert (answer.txn, answer.operation, answer.status) == (5, BookieOperation.ADD_ENTRY, Status.BAD_REQUEST)
         assert (await peer.ask(wire.encode_read_lac(2, L))).status == Status.NO_ENTRY
 
     serve(world, scenario)

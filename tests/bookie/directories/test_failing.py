@@ -123,7 +123,7 @@ def test_what_waited_for_it_is_answered(world: SimWorld, store: MemoryStore, met
             assert await lac is Status.IO_ERROR
             assert await forced is Status.IO_ERROR
             assert await shelf.add(kept, 3) is Status.OK
-        assert not shelf.storage.door.is_shut
+        assert not shelf.storage.sync_gate.is_shut
         meta.gate.set()
 
     run(world, scenario())
@@ -144,12 +144,12 @@ def test_a_client_whose_answer_fails_keeps_nobody_else_from_theirs(
         world.node("b1").disk.die(B)
         shelf.storage.add(one, 3, packet(one, 3), KEY, recovery=False, done=fail)
         add = shelf.submit(one, 4)
-        shelf.storage.door.shut(shelf.storage.homes.asked(one).storage.adds)
+        shelf.storage.sync_gate.shut(shelf.storage.homes.asked(one).storage.adds)
         async with asyncio.timeout(5):
             assert await add is Status.IO_ERROR
             assert (await poll)[0] is Status.UNKNOWN_LEDGER_STATE
         await asyncio.sleep(0)
-        assert not shelf.storage.door.is_shut
+        assert not shelf.storage.sync_gate.is_shut
         assert [part.directory.path for part in failed] == [B]
 
     run(world, scenario())

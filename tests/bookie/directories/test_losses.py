@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from kvstore.bookie.directories.places import State
+from kvstore.bookie.directories.places import MemberState
 from kvstore.bookie.upkeep.limbo import settle
 from kvstore.errors import ConfigError, MetadataUnavailable
 from kvstore.meta.memory import MemoryStore, MemoryTree
@@ -144,7 +144,7 @@ def test_nothing_is_answered_before_all_of_that_is_on_the_disks(lives: Lives) ->
     run(lives.world, vain())
     said = place_of(lives.world.node("b1").disk, A)
     assert said is not None
-    assert [each.state for each in said.members] == [State.PRESENT, State.LOST]
+    assert [each.state for each in said.members] == [MemberState.PRESENT, MemberState.LOST]
     lives.meta.fails_listing = False
 
     async def life() -> None:
@@ -183,7 +183,7 @@ def test_an_empty_disk_takes_the_place_as_a_new_directory(lives: Lives) -> None:
     said = place_of(lives.world.node("b1").disk, B)
     assert said is not None
     assert said.here == 2
-    assert [each.state for each in said.members] == [State.PRESENT, State.GONE, State.PRESENT]
+    assert [each.state for each in said.members] == [MemberState.PRESENT, MemberState.GONE, MemberState.PRESENT]
 
 
 def test_the_first_directory_may_be_lost_and_replaced_too(lives: Lives) -> None:
@@ -248,7 +248,7 @@ def test_the_doubt_ends_when_all_entries_were_copied_here_again(lives: Lives) ->
 def test_a_directory_that_cannot_be_read_is_named_at_the_start(lives: Lives) -> None:
     lives.written()
     lives.world.node("b1").disk.die(B)
-    with pytest.raises(ConfigError, match=f"{B} cannot be read or written.*name it in storage.lost_dirs"):
+    with pytest.raises(ConfigError, match=f"{B} cannot be read or written.*add it to storage.lost_dirs"):
         lives.starts()
 
 

@@ -31,7 +31,7 @@ async def test_bookie_refuses_directories_that_are_one_place(tmp_path: Path, tar
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to(target)
-    with pytest.raises(ConfigError, match=f"distinct directories, got link and {target}, which are one"):
+    with pytest.raises(ConfigError, match=f"distinct directories, got link and {target}, which are the same"):
         await gathered(tmp_path, "one", "two", "link")
     found = await gathered(tmp_path, "one", "two", "three")
     assert [each.path for each in found.directories] == ["one", "two", "three"]

@@ -39,7 +39,7 @@ def test_a_bookie_that_checks_no_packet_is_found_out(tmp_path: Path, monkeypatch
 
 
 def test_a_bookie_that_takes_damage_for_the_end_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_damage(*arguments: object, **known: object) -> scan.Scan:
+    def without_damage(*arguments: object, **known: object) -> scan.SegmentScan:
         found = scan.scan(*arguments, **known)  # type: ignore[arg-type]
         found.damage = []
         return found

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.bookie.journal.record import (
     FileHeader,
-    Kind,
+    RecordKind,
     decode_file_header,
     decode_group_header,
     encode_file_header,
@@ -118,8 +118,8 @@ def test_a_segment_begins_with_the_files_that_there_are_and_ends_with_the_next_o
     paths = segments(disk)
     for path, after in pairwise(paths[:-1]):
         header, result = scanned(disk, path)
-        assert result.records[0].head.kind == Kind.FILES
-        assert (result.records[-1].head.kind, result.records[-1].head.entry) == (Kind.NEXT, header.file + 1)
+        assert result.records[0].head.kind == RecordKind.FILES
+        assert (result.records[-1].head.kind, result.records[-1].head.entry) == (RecordKind.NEXT, header.file + 1)
         following = decode_file_header(content(disk, after))
         assert following is not None
         first = decode_group_header(content(disk, after), 64, following.salt, 64)
@@ -225,7 +225,7 @@ def test_what_waits_for_a_sync_is_bounded_in_bytes(world: SimWorld) -> None:
         await shelf.add(L, 0)
         world.node("b1").disk.slow_syncs((1, 1))
         answers = [shelf.submit(L, entry, b"x" * 1000) for entry in range(1, 151)]
-        assert shelf.storage.door.is_shut, "others have been waiting since 50,000 bytes"
+        assert shelf.storage.sync_gate.is_shut, "others have been waiting since 50,000 bytes"
         recovery = shelf.submit(L, 200, b"x" * 1000, recovery=True)
         refused = [answer.result() for answer in answers if answer.done()]
         assert set(refused) == {Status.TOO_MANY_REQUESTS}

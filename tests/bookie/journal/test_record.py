@@ -8,12 +8,12 @@ import pytest
 from crc32c import crc32c
 
 from kvstore.bookie.journal import record
-from kvstore.bookie.journal.record import FileHeader, GroupHeader, Kind
+from kvstore.bookie.journal.record import FileHeader, GroupHeader, RecordKind
 
 SALT = 0x0123456789ABCDEF
 SEED = record.seed_of(SALT)
 BODY = bytes(range(168))
-RECORD = record.encode_record_head(Kind.ADD, record.RECOVERY, 7, 3, BODY, seed=SEED, offset=4096) + BODY
+RECORD = record.encode_record_head(RecordKind.ADD, record.RECOVERY, 7, 3, BODY, seed=SEED, offset=4096) + BODY
 GROUP = record.encode_group_header(GroupHeader(2, 1000, 5, 1, 9000), SALT, 64)
 FILE = record.encode_file_header(FileHeader(3, SALT))
 
@@ -33,7 +33,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 def test_the_bytes_do_not_change() -> None:
     assert RECORD[:32].hex() == "01010000000000a800000000000000070000000000000003" + RECORD[24:32].hex()
-    assert record.encode_record_head(Kind.ADD, 0, 7, 3, b"hello", seed=SEED, offset=4096).hex() == (
+    assert record.encode_record_head(RecordKind.ADD, 0, 7, 3, b"hello", seed=SEED, offset=4096).hex() == (
         "01000000000000050000000000000007000000000000000361ce95d99ae96020"
     )
     assert GROUP.hex() == "0123456789abcdef00000002000003e8000000000000000500000000000023280000000100000000d63ed3ef"

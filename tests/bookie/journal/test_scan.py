@@ -10,13 +10,13 @@ from kvstore.bookie.journal.record import (
     RECORD_HEADER_SIZE,
     FileHeader,
     GroupHeader,
-    Kind,
+    RecordKind,
     encode_file_header,
     encode_group_header,
     encode_record_head,
     seed_of,
 )
-from kvstore.bookie.journal.scan import Scan, scan
+from kvstore.bookie.journal.scan import SegmentScan, scan
 
 SALT = 0x1122334455667788
 FILE = 4
@@ -31,7 +31,7 @@ class Built:
         self.records: list[list[int]] = []
         self._synced = (FILE - 1, 5000)
 
-    def group(self, *sizes: int, kind: Kind = Kind.ADD) -> Built:
+    def group(self, *sizes: int, kind: RecordKind = RecordKind.ADD) -> Built:
         start = len(self.data)
         at = start + GROUP_HEADER_SIZE
         body, offsets = b"", []
@@ -51,11 +51,11 @@ class Built:
         self.data[offset] ^= 0x10
         return self
 
-    def scan(self, known_end: int | None = None, *, zeroes: int = 1000) -> Scan:
+    def scan(self, known_end: int | None = None, *, zeroes: int = 1000) -> SegmentScan:
         return scan(bytes(self.data) + bytes(zeroes), FILE, SALT, known_end=known_end)
 
 
-def offsets(result: Scan) -> list[int]:
+def offsets(result: SegmentScan) -> list[int]:
     return [found.offset for found in result.records]
 
 
@@ -131,7 +131,7 @@ def test_a_bad_packet_in_a_synced_group_is_known_by_its_head_and_hides_nothing()
 
 
 def test_a_bad_body_of_any_other_record_is_damage() -> None:
-    built = Built().group(10, 20, kind=Kind.FENCE).group(5)
+    built = Built().group(10, 20, kind=RecordKind.FENCE).group(5)
     bad = built.records[0][0]
     result = built.flip(bad + RECORD_HEADER_SIZE).scan()
     assert result.damage == [(bad, built.records[0][1])]

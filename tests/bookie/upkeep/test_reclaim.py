@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.errors import MetadataUnavailable
@@ -429,7 +429,7 @@ def test_a_drop_without_room_for_its_note_does_not_happen(world: SimWorld, meta:
             entry += 1
         disk.set_capacity(6 * 4096 - disk.free_bytes())
         while store.shelf.storage.journal.room >= RECORD_HEADER_SIZE:
-            store.shelf.storage.journal.append(Kind.LAC, 0, KEPT, 0, b"")
+            store.shelf.storage.journal.append(RecordKind.LAC, 0, KEPT, 0, b"")
         with pytest.raises(JournalFull):
             store.reclaimer.drop(KEPT)
         assert await store.shelf.status(KEPT, 0) is Status.OK

@@ -44,7 +44,7 @@ def test_where_no_server_can_tell_the_store_is_read_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: StoreError
 ) -> None:
     assert result_of(monkeypatch, (HERE, None, None), error) == "from the store"
-    assert f"no server tells ({error}): the metadata store is read" in capsys.readouterr().err
+    assert f"no server answers ({error}); reading the metadata store" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

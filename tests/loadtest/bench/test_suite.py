@@ -14,7 +14,7 @@ import pytest
 from kvstore.client import ClientConfig
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.loadtest.loads import Load, Outcome
+from kvstore.loadtest.loads import LoadResult, LoadSpec
 from loadtest.bench import redis_lines, suite
 from loadtest.bench.redis_lines import Figure, Line
 
@@ -133,9 +133,9 @@ def test_a_suite_of_nothing_is_refused(
 
 def test_operations_that_failed_are_told_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate of those that were done stood in it alone."""
-    outcome = Outcome(Load(), took_s=1.0, errors=Counter({"Unavailable": 3}))
+    outcome = LoadResult(LoadSpec(), took_s=1.0, errors=Counter({"Unavailable": 3}))
 
-    async def run_load(_client: Any, _load: Load) -> Outcome:
+    async def run_load(_client: Any, _load: LoadSpec) -> LoadResult:
         return outcome
 
     monkeypatch.setattr(suite, "run_load", run_load)
@@ -143,5 +143,5 @@ def test_operations_that_failed_are_told_in_the_report(monkeypatch: pytest.Monke
     monkeypatch.setattr(suite, "_on_loop", lambda work: asyncio.run(work()))
     subject = suite.Subject(ClusterFile.__new__(ClusterFile), "", "", ClientConfig(endpoints=("a:1",)))
     measured = suite.Measured("put")
-    suite._async_client(subject, Load(), measured)
+    suite._async_client(subject, LoadSpec(), measured)
     assert measured.row()["note"] == "errors: {'Unavailable': 3}"

@@ -63,7 +63,7 @@ def seconds_of(conductor: Conductor, *ats: float, running: int, per_s: int = 100
 
 
 def finished(conductor: Conductor) -> tuple[int, dict[str, Any]]:
-    code = conductor.finish(doors="GrpcUser")
+    code = conductor.finish(endpoints="GrpcUser")
     return code, json.loads(conductor.options.figures.read_text())
 
 
@@ -104,7 +104,7 @@ def test_a_knee_that_was_not_found_fails_the_run(tmp_path: Path, capsys: pytest.
     seconds_of(conductor, *range(1, 21), running=20)
     code, made = finished(conductor)
     assert code == 1
-    assert made["verdict"]["reasons"] == ["the knee was not found: the run was over while 100/s were still carried"]
+    assert made["verdict"]["reasons"] == ["the knee was not found: the run ended while 100/s were still sustained"]
     said = capsys.readouterr().err
     assert "the knee was not found" in said
     assert "loadtest: the knee:" not in said
@@ -129,8 +129,8 @@ def test_a_knee_of_a_saturated_generator_may_be_its_own(tmp_path: Path) -> None:
     conductor.ended = BEGAN + 32
     _, made = finished(conductor)
     knee, saturated = made["verdict"]["notes"]
-    assert knee == "the knee: 100/s were carried, 150/s not"
-    assert "the knee may be its own" in saturated
+    assert knee == "the knee: 100/s were sustained, 150/s were not"
+    assert "the knee may be the generator's" in saturated
 
 
 def test_a_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,9 +143,9 @@ def test_a_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: p
     path.write_text(json.dumps(stored))
     code, made = whole_run(tmp_path, clock, baseline=path)
     assert code == 1
-    assert made["verdict"]["reasons"] == ["per_s has fallen: 100, baseline 1000, limit 700"]
+    assert made["verdict"]["reasons"] == ["per_s got worse: 100, baseline 1000, limit 700"]
     assert made["verdict"]["is_met"], "the run itself was as it must be"
-    assert "✗ per_s has fallen" in (tmp_path / "report.html").read_text()
+    assert "✗ per_s got worse" in (tmp_path / "report.html").read_text()
     whole_run(tmp_path, clock, baseline=path, keys=7)
     assert "not compared with" in capsys.readouterr().err
 
@@ -166,11 +166,11 @@ def test_a_run_that_its_own_machine_spoiled_ends_with_a_code_of_its_own(
     verdict = made["verdict"]
     assert (verdict["is_met"], verdict["reasons"]) == (False, [])
     assert verdict["spoiled"] == [
-        "the load generator starved: it was ready to run and waited for a processor 50% of the time; the most is 25%"
+        "the load generator starved: it was runnable but waited for a processor 50% of the time; the limit is 25%"
     ]
-    assert [note.partition(": ")[0] for note in verdict["notes"]] == ["not judged, since the run was spoiled"] * 2
+    assert [note.partition(": ")[0] for note in verdict["notes"]] == ["not judged because the run was spoiled"] * 2
     assert "loadtest: SPOILED: the load generator starved" in capsys.readouterr().err
-    assert "Spoiled, neither good nor bad" in (tmp_path / "report.html").read_text()
+    assert "Spoiled, says nothing about the store" in (tmp_path / "report.html").read_text()
     code, made = whole_run(tmp_path, clock, shape="knee")
     assert any("starved" in note for note in made["verdict"]["notes"]), "a knee overloads everything"
 

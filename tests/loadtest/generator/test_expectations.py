@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.client import Level
-from kvstore.loadtest.generator.expectations import NO_FLOOR, UNKNOWN_MAX, Expectations, Known, next_generation
+from kvstore.loadtest.generator.expectations import NO_FLOOR, UNKNOWN_MAX, Expectations, KeyHistory, next_generation
 from kvstore.loadtest.generator.values import Stamp, WrongValue, encode, writer_of
 
 KEY = b"key"
@@ -28,7 +28,7 @@ def test_an_older_version_than_was_acknowledged_is_wrong() -> None:
     mine.acknowledged(mine.begin(KEY), version=10)
     floor = mine.floor(KEY)
     mine.check(KEY, ours(1), floor, version=10)
-    with pytest.raises(WrongValue, match="version 9, after version 10"):
+    with pytest.raises(WrongValue, match="version 9 after version 10"):
         mine.check(KEY, ours(1), floor, version=9)
 
 
@@ -51,7 +51,7 @@ def test_a_write_is_given_a_newer_version_than_was_seen_before_it_began() -> Non
     for version in (9, 10):
         mine = Expectations(1)
         write(mine, version=10)
-        with pytest.raises(WrongValue, match=f"written as version {version}, after version 10"):
+        with pytest.raises(WrongValue, match=f"written as version {version} after version 10"):
             write(mine, version=version)
 
 
@@ -88,7 +88,7 @@ def test_a_session_knows_what_came_with_a_version_and_nothing_else() -> None:
     write(mine)
     mine.check(KEY, ours(first), mine.floor(KEY, Level.SESSION), version=5)
     mine.check(KEY, ours(1, writer=EARLIER), mine.floor(KEY, Level.SESSION), version=5)
-    with pytest.raises(WrongValue, match="version 4, after version 5"):
+    with pytest.raises(WrongValue, match="version 4 after version 5"):
         mine.check(KEY, ours(first), mine.floor(KEY, Level.SESSION), version=4)
 
 
@@ -174,7 +174,7 @@ def test_no_write_of_unknown_outcome_is_called_wrong_once_there_were_many() -> N
 
 
 def test_so_many_numbers_of_unknown_outcome_are_kept() -> None:
-    known = Known()
+    known = KeyHistory()
     for number in range(2 * UNKNOWN_MAX):
         known.note_unknown(number)
     assert known.unknown == list(range(UNKNOWN_MAX, 2 * UNKNOWN_MAX))
@@ -241,7 +241,7 @@ def test_two_increments_that_gave_the_same_are_wrong() -> None:
     early = mine.count_floor(KEY)
     mine.counted(KEY, 6, early)
     mine.counted(b"other", 6, early)
-    with pytest.raises(WrongValue, match="two increments both gave 6"):
+    with pytest.raises(WrongValue, match="two increments both returned 6"):
         mine.counted(KEY, 6, early)
 
 
@@ -263,7 +263,7 @@ def test_a_scan_that_passes_over_a_key_that_was_there_is_wrong() -> None:
     mine.scanned(there, {b"a", KEY, b"key-2", b"new"}, None)
     mine.scanned(there, {b"a", KEY}, KEY)
     for found, last in (({b"a", KEY}, None), ({b"a", b"key-2"}, b"key-2"), ({b"a"}, KEY)):
-        with pytest.raises(WrongValue, match="a scan passed over b'key"):
+        with pytest.raises(WrongValue, match="a scan missed b'key"):
             mine.scanned(there, found, last)
 
 

@@ -72,8 +72,8 @@ def test_a_value_that_was_changed_behind_its_back_fails_the_run(cluster: Cluster
     assert made["total"]["wrong"] > 0
     assert all("load/r/0000000000" in told and "checksum" in told for told in made["wrong"])
     assert {told.split()[0] for told in made["wrong"]} == {"grpc", "resp"}
-    assert "reads gave wrong values" in page
-    assert "reads gave wrong values" in said
+    assert "reads returned wrong values" in page
+    assert "reads returned wrong values" in said
 
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "workers"])
@@ -148,7 +148,7 @@ def test_each_run_of_the_pages_is_prepared_judged_and_reported_by_itself(cluster
     assert [made["options"]["seconds"] for made in (first, second)] == [6, 4]
     assert all(made["total"]["done"] > 20 for made in (first, second)), "both have measured"
     assert all(made["total"]["wrong"] == 0 for made in (first, second))
-    assert not any("was ended after" in reason for made in (first, second) for reason in made["verdict"]["reasons"])
+    assert not any("ended after" in reason for made in (first, second) for reason in made["verdict"]["reasons"])
     assert len(second["timeline"]) <= 12, "nothing of the first run is in it"
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_loses_a_worker_says_so(cluster: Cluster, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [((), "127.0.0.1:9"), (("--p99-ms", "look=5"), "--p99-ms: want operations of read, ")]
+    ("words", "says"), [((), "127.0.0.1:9"), (("--p99-ms", "look=5"), "--p99-ms: expected operations of read, ")]
 )
 def test_what_keeps_a_run_from_starting_is_told_in_one_line(words: tuple[str, ...], says: str) -> None:
     """A cluster that cannot be reached; a goal of an operation that no user has."""

@@ -55,14 +55,14 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 @pytest.mark.parametrize("given", ["5", "-0.1", "nan", "inf"])
 def test_a_share_is_between_none_and_all(name: str, given: str) -> None:
     """5 would be 500 %: it would never fail anything, and so would nan."""
-    with pytest.raises(ValueError, match=f"--{name}: want 0 to 1, got {given}"):
+    with pytest.raises(ValueError, match=f"--{name}: expected 0 to 1, got {given}"):
         with_option(name, given)
 
 
 @pytest.mark.parametrize("name", ["rate", "rate-per-user", "seconds", "warmup"])
 @pytest.mark.parametrize("given", ["inf", "nan"])
 def test_a_number_is_finite(name: str, given: str) -> None:
-    with pytest.raises(ValueError, match=f"--{name}: want .*got {given}"):
+    with pytest.raises(ValueError, match=f"--{name}: expected .*got {given}"):
         with_option(name, given)
 
 
@@ -71,13 +71,13 @@ def test_a_number_is_finite(name: str, given: str) -> None:
 )
 def test_what_would_break_in_the_middle_of_a_run_is_refused_before(name: str, given: Any) -> None:
     values: dict[str, Any] = {name: given}
-    with pytest.raises(ValueError, match=f"--{name}: want .*got"):
+    with pytest.raises(ValueError, match=f"--{name}: .*got"):
         Options(**values)
 
 
 @pytest.mark.parametrize("given", ["x.json", "", "."])
 def test_a_report_is_not_where_its_figures_go(given: str) -> None:
-    with pytest.raises(ValueError, match="--report: want a file for the HTML"):
+    with pytest.raises(ValueError, match="--report: expected an HTML file"):
         parsed("--report", given)
 
 
@@ -106,7 +106,7 @@ def test_a_baseline_that_cannot_be_read_is_told_with_what_to_do(text: str | None
     baseline = tmp_path / "baseline.json"
     if text is not None:
         baseline.write_text(text)
-    with pytest.raises(ValueError, match=r"--baseline: .*baseline\.json.*--baseline '' compares with none"):
+    with pytest.raises(ValueError, match=r"--baseline: .*baseline\.json.*pass --baseline '' to compare with none"):
         parsed("--report", str(tmp_path / "x.html"), "--baseline", str(baseline)).check_paths()
 
 
@@ -129,7 +129,7 @@ def test_a_secure_cluster_is_told_how_it_is_reached(tmp_path: Path) -> None:
     """And not called without TLS, for as long as a run takes."""
     (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [], "secure": True}))
     for doors in (Options.client_config, Options.resp_nodes):
-        with pytest.raises(ValueError, match=r"is secure: name GrpcUser, .* --store 'kvs://"):
+        with pytest.raises(ValueError, match=r"is secure; run `. client.env`, name GrpcUser, .* --store 'kvs://"):
             doors(parsed("--data-dir", str(tmp_path)))
 
 
@@ -143,7 +143,7 @@ def test_another_cluster_has_the_doors_that_are_named() -> None:
 @pytest.mark.parametrize("option", ["--store", "--resp"])
 @pytest.mark.parametrize("address", ["kv://anna:hidden@h:7401", "anna:hidden@h:1", "kv://anna:hi/dden@h:7401"])
 def test_no_password_stands_where_the_report_would_show_it(option: str, address: str) -> None:
-    with pytest.raises(ValueError, match=f"{option}: want no user or password here") as refused:
+    with pytest.raises(ValueError, match=f"{option}: expected no user or password here") as refused:
         parsed(option, address)
     assert "hi" not in str(refused.value).replace("whi", "").replace("this", "").replace("here", "")
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from kvstore.loadtest.generator.doors import first_values
+from kvstore.loadtest.generator.endpoints import first_values
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.workloads import WORKLOADS, Draws, Keyspace, workloads_of
 from kvstore.loadtest.report.goals import INSERT, MODIFY, READ, SCAN, UPDATE

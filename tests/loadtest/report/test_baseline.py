@@ -122,7 +122,7 @@ def test_a_slow_machine_excuses_three_times_as_much_at_most_and_that_is_told() -
     slow["operations"][0]["p50_ms"] = 24.1
     assert fallen(slow) == ["grpc read p50_ms"]
     (note,) = compare(baseline_of(RUN), slow, Tolerance()).notes
-    assert note == "pulse_p50_ms is 50.00 times the baseline's and counts as 3 times"
+    assert note == "pulse_p50_ms is 50.00 times the baseline's, and is limited to 3 times"
 
 
 def test_a_quicker_machine_makes_no_unchanged_run_fall() -> None:
@@ -210,7 +210,7 @@ def test_a_baseline_of_another_format_is_told_in_one_line(tmp_path: Path, capsys
     baseline.write_text('{"format": 2, "made": {}, "machine": {}, "figures": {}}')
     assert run_compare(results, baseline, Tolerance()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "want a baseline of format 3, got 2: store a new one" in line
+    assert "expected a baseline of format 3, got 2; store a new one" in line
 
 
 @pytest.mark.parametrize("rate", [400.0, 9.0], ids=["alike", "not alike"])
@@ -219,21 +219,21 @@ def test_a_run_that_failed_does_not_pass_because_nothing_is_slower(
 ) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
     baseline.write_text(json.dumps(baseline_of(RUN)))
-    failed = changed("verdict", is_met=False, reasons=["3 reads gave wrong values"])
+    failed = changed("verdict", is_met=False, reasons=["3 reads returned wrong values"])
     failed["options"]["rate"] = rate
     results.write_text(json.dumps(failed))
     assert run_compare(results, baseline, Tolerance()) == 1
-    assert "the run failed: 3 reads gave wrong values" in capsys.readouterr().err
+    assert "the run failed: 3 reads returned wrong values" in capsys.readouterr().err
 
 
 def test_a_run_that_failed_is_not_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
-    failed = changed("verdict", is_met=False, reasons=["3 reads gave wrong values", "kill -9 n1: no cluster"])
+    failed = changed("verdict", is_met=False, reasons=["3 reads returned wrong values", "kill -9 n1: no cluster"])
     results.write_text(json.dumps(failed))
     baseline.write_text("as it was")
     assert run_compare(results, baseline, Tolerance(), save=True) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "3 reads gave wrong values" in line
+    assert "3 reads returned wrong values" in line
     assert baseline.read_text() == "as it was"
 
 

@@ -31,7 +31,9 @@ def test_goals_are_for_all_operations_or_for_some(text: str, goals: dict[str, fl
     "text", ["0", "-1", "x", "inf", "nan", "read=", "re ad=20", "1a=20", "=20", "20,30", "read=1,read=2"]
 )
 def test_what_is_no_goal_is_told(text: str) -> None:
-    with pytest.raises(ValueError, match="want milliseconds, or OPERATION=milliseconds once for some of read, update"):
+    with pytest.raises(
+        ValueError, match="expected milliseconds, or OPERATION=milliseconds once per operation of read, update"
+    ):
         p99_goals(text)
 
 

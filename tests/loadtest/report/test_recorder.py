@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.loadtest.report.recorder import WRONG_MAX, Cell, Recorder
+from kvstore.loadtest.report.recorder import WRONG_MAX, Recorder, TimelineSecond
 
 
 def measure(recorder: Recorder, seed: int, count: int = 500) -> None:
@@ -156,10 +156,10 @@ def test_a_look_at_the_latest_seconds_touches_no_others() -> None:
     assert recorder.cells.touched == {990, 991, 992, 993, 994}
 
 
-class TouchedCells(dict[int, Cell]):
+class TouchedCells(dict[int, TimelineSecond]):
     """Notes which seconds are asked for."""
 
-    def __init__(self, cells: dict[int, Cell]) -> None:
+    def __init__(self, cells: dict[int, TimelineSecond]) -> None:
         super().__init__(cells)
         self.touched: set[int] = set()
 

@@ -10,7 +10,7 @@ from kvstore.client.feed import PartitionFeed
 from kvstore.errors import Unavailable
 from kvstore.proto import feed_pb2
 from kvstore.spark.snapshots import tasks
-from kvstore.spark.snapshots.manifest import Place
+from kvstore.spark.snapshots.manifest import PartitionPosition
 from kvstore.spark.snapshots.planning import CHANGES_PER_PIECE, PIECES_PER_PARTITION_MAX, change_pieces
 from tests.spark.feeds import CONFIG, OpenedFeed
 from tests.spark.snapshots.made import manifest_of
@@ -58,12 +58,12 @@ def test_a_log_that_nobody_shows_to_its_end_is_an_error_and_no_end(
 ) -> None:
     monkeypatch.setattr(feed, "end", 10)
     monkeypatch.setattr(tasks, "PATIENCE_S", 0.05)
-    with pytest.raises(Unavailable, match="no server has its log from 10 to 17"):
+    with pytest.raises(Unavailable, match="no server returned its log from 10 to 17"):
         list(tasks.changes(CONFIG, "p1", 4, 17))
 
 
-def place(partition: str, sequence: int) -> Place:
-    return Place(partition=partition, ledger=1, entry=1, sequence=sequence, time_ms=1, ranges=((0, 9),))
+def place(partition: str, sequence: int) -> PartitionPosition:
+    return PartitionPosition(partition=partition, ledger=1, entry=1, sequence=sequence, time_ms=1, ranges=((0, 9),))
 
 
 def test_pieces_begin_where_the_parent_ended_and_cover_the_rest_without_overlap() -> None:

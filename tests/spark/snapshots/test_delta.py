@@ -67,7 +67,7 @@ def test_another_full_snapshot_of_the_cluster_is_written_over_it(store: Director
     assert delta.export(store, chains.chain_of(store.load_all(), "y"), str(table)) == ["x", "y"]
     found = [rows(table, version) for version in range(1, 4)]
     assert found == [left(log[:70]), left(log[:80]), left(log)]
-    with pytest.raises(InvalidRequest, match="is at snapshot y, which is later than b"):
+    with pytest.raises(InvalidRequest, match="has snapshot y, which is later than b"):
         delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
 
 
@@ -88,13 +88,15 @@ def test_a_table_of_something_else_is_refused(store: DirectoryStore, tmp_path: P
     table = tmp_path / "table"
     delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
     another = replace(full(store, "z", FIRST, hour=9), cluster="cluster-2")
-    with pytest.raises(InvalidRequest, match="is at snapshot b of cluster cluster-1, z is of cluster-2: give another"):
+    with pytest.raises(
+        InvalidRequest, match="has snapshot b of cluster cluster-1, but z belongs to cluster-2; choose another"
+    ):
         delta.export(store, [another], str(table))
-    with pytest.raises(InvalidRequest, match="is at snapshot b, which is later than a"):
+    with pytest.raises(InvalidRequest, match="has snapshot b, which is later than a"):
         delta.export(store, chains.chain_of(store.load_all(), "a"), str(table))
     before = DeltaTable(str(table)).to_pyarrow_table()
     write_deltalake(str(table), before, mode="append")
-    with pytest.raises(InvalidRequest, match="has versions that are no snapshot's"):
+    with pytest.raises(InvalidRequest, match="has versions that are not snapshots"):
         delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
 
 

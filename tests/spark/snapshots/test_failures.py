@@ -24,8 +24,8 @@ Traceback (most recent call last):
         ("kvstore.errors.NoSuchPin: the pin has ended", NoSuchPin("the pin has ended")),
         ("kvstore.errors.Corrupted: x is damaged", Corrupted("x is damaged")),
         (
-            "kvstore.errors.PositionTrimmed: partition p1: changes behind 4",
-            NotContinuable("partition p1: changes behind 4"),
+            "kvstore.errors.PositionTrimmed: partition p1: changes after 4",
+            NotContinuable("partition p1: changes after 4"),
         ),
         ("kvstore.errors.NotLeader: p1", OutcomeUnknown("NotLeader: p1")),
         (

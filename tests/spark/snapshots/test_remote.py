@@ -20,14 +20,14 @@ from kvstore.cli.main import build
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import chains, objects, verify
 from kvstore.spark.snapshots.create import resumed_or_none
-from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
+from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.places import store_at
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of, location
 from kvstore.spark.snapshots.store import READ, RESUMABLE_S
 from kvstore.spark.snapshots.table import TableWriter
 from kvstore.spark.snapshots.tasks import write_durably
-from kvstore.spark.snapshots.work import Piece, Work, note_of
+from kvstore.spark.snapshots.work import SnapshotPart, Work, note_of
 from tests.spark.snapshots.object_store import s3_server
 from tests.spark.snapshots.test_work import PIECES, PLAN, WANTED, Killed, died
 from tests.waiting import PATIENCE_S
@@ -58,7 +58,7 @@ def store(root: RemotePath, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
     return RemoteStore(root)
 
 
-def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
+def attempt(work: Work, piece: SnapshotPart, *, noted: bool = True) -> DataFile:
     """What a task leaves: the file and, if it came to its end, the note beside it."""
     name = f"{piece.name}.{uuid4().hex}"
     with local_copy_of(work.attempts / f"{name}.parquet") as path:
@@ -69,7 +69,7 @@ def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
 
 
 def published(store: RemoteStore, name: str, parent: str | None = None) -> None:
-    kind = Kind.FULL if parent is None else Kind.INCREMENTAL
+    kind = SnapshotKind.FULL if parent is None else SnapshotKind.INCREMENTAL
     plan = replace(PLAN, id=name, kind=kind, parent=parent)
     work = Work.begin(store, plan)
     work.publish(plan, {piece.name: attempt(work, piece) for piece in PIECES}, 2)
@@ -211,7 +211,7 @@ def test_a_driver_that_was_only_stopped_gives_way_and_what_the_other_published_s
     killed(stopped)
     other = Work.of_the_dead_or_none(store, stopped.folder)
     assert other is not None
-    with pytest.raises(Unavailable, match="another driver took this one for dead and goes on with its work"):
+    with pytest.raises(Unavailable, match="another driver took this driver for dead and continues its work"):
         stopped.publish(PLAN, winners, 2)
     manifest = other.publish(PLAN, {piece.name: attempt(other, piece) for piece in PIECES}, 3)
 
@@ -242,7 +242,7 @@ def test_what_another_continues_stays(store: RemoteStore) -> None:
 
 def test_a_parent_does_not_go_while_a_plan_names_it_and_gets_no_child_while_it_goes(store: RemoteStore) -> None:
     published(store, "a")
-    plan = replace(PLAN, id="b", kind=Kind.INCREMENTAL, parent="a")
+    plan = replace(PLAN, id="b", kind=SnapshotKind.INCREMENTAL, parent="a")
     work = Work.begin(store, plan)
     assert not store.remove("a")
     assert store.ids() == ["a"]
@@ -256,7 +256,7 @@ def test_who_gives_way_takes_no_mark_away_under_which_another_removes(store: Rem
     """Two prune at once: the first has looked before there was a plan, the second finds it."""
     published(store, "a")
     (store._marks("a") / "mark-of-the-first").write(b"")
-    work = Work.begin(store, replace(PLAN, id="b", kind=Kind.INCREMENTAL, parent="a"))
+    work = Work.begin(store, replace(PLAN, id="b", kind=SnapshotKind.INCREMENTAL, parent="a"))
     assert not store.remove("a")
     assert not store.may_continue("a"), "it would lose its parent"
     work.remove()
@@ -320,7 +320,7 @@ def test_a_reader_that_comes_while_a_snapshot_goes_or_that_may_not_write_is_told
 ) -> None:
     published(store, "a")
     mark = store._mark("a")
-    with pytest.raises(Unavailable, match="snapshot a is just being removed"), store.reading(["a"]):
+    with pytest.raises(Unavailable, match="snapshot a is being removed"), store.reading(["a"]):
         pass
     mark.parent.remove_all()
     assert [each.name for each in store.root.iterdir()] == ["a"]
@@ -330,7 +330,7 @@ def test_a_reader_that_comes_while_a_snapshot_goes_or_that_may_not_write_is_told
 
     monkeypatch.setattr(RemotePath, "write", refused)
     with store.reading(["a"]):
-        assert "a prune may remove what is read" in caplog.text
+        assert "a prune may remove snapshots that are being read" in caplog.text
 
 
 def test_a_manifest_that_is_missing_or_torn_is_damage(store: RemoteStore) -> None:
@@ -338,7 +338,7 @@ def test_a_manifest_that_is_missing_or_torn_is_damage(store: RemoteStore) -> Non
     path = store.folder("a") / NAME
     whole = path.read_bytes()
     path.write(whole[:-20])
-    with pytest.raises(Corrupted, match=r"its checksum does not fit|is no manifest"):
+    with pytest.raises(Corrupted, match=r"its checksum does not match|is not the manifest"):
         store.load("a")
     path.unlink()
     with pytest.raises(Corrupted, match=r"manifest\.json is missing"):
@@ -358,12 +358,12 @@ def test_the_commands_take_a_url(store: RemoteStore) -> None:
     published(store, "a")
     published(store, "b", "a")
     assert store_at(f"{store.root}/b")[1] == "b"
-    assert run("verify", store.root) == (0, "whole: a, b; 0 rows\n")
+    assert run("verify", store.root) == (0, "intact: a, b; 0 rows\n")
     code, told = run("list", store.root)
     assert (code, told.count("usable")) == (0, 2)
     path = store.folder("b") / store.load("b").files[0].path
     path.write(path.read_bytes() + b"\0")
-    assert "the manifest says" in run("verify", store.root)[1]
+    assert "as in the manifest" in run("verify", store.root)[1]
     published(store, "c")
     code, told = run("prune", store.root, "--keep", "1")
     assert (code, sorted(told.split())[:1]) == (0, ["a"]) or "removed" in told
@@ -374,7 +374,7 @@ def test_the_commands_take_a_url(store: RemoteStore) -> None:
     ("url", "told"),
     [
         ("nothing://host/x", "nothing://host/x: Protocol not known: nothing"),
-        ("memory://nowhere/at/all", "memory://nowhere/at/all is no directory of snapshots"),
+        ("memory://nowhere/at/all", "memory://nowhere/at/all is not a directory of snapshots"),
     ],
 )
 def test_urls_that_name_nothing_are_refused(url: str, told: str) -> None:
@@ -391,7 +391,7 @@ def test_without_fsspec_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPat
 def test_a_bucket_that_is_not_there_is_told_before_anything_is_begun(s3: str) -> None:
     with pytest.raises(ConfigError, match="s3://elsewhere/x cannot be written to"):
         RemoteStore(RemotePath("s3://elsewhere/x")).check_writable()
-    with pytest.raises(Unavailable, match="has 0 bytes, 1 were sent"):
+    with pytest.raises(Unavailable, match="expected 1 bytes as sent, got 0"):
         _upload_that_is_cut(RemotePath(f"{s3}/cut"))
 
 

@@ -21,7 +21,7 @@ from s3fs import S3FileSystem
 from kvstore.errors import Unavailable
 from kvstore.spark.snapshots import create, objects, remote, verify
 from kvstore.spark.snapshots.create import resumed_or_none
-from kvstore.spark.snapshots.manifest import NAME, Kind
+from kvstore.spark.snapshots.manifest import NAME, SnapshotKind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of
 from kvstore.spark.snapshots.store import RESUMABLE_S
@@ -147,7 +147,7 @@ def test_a_driver_that_slept_before_its_manifest_publishes_no_snapshot_whose_fil
 
     monkeypatch.setattr(create, "_renewed", lambda *_: False)
     monkeypatch.setattr(RemotePath, "create", sleep_and_put)
-    with pytest.raises(Unavailable, match="another driver took this one for dead and has removed its work"):
+    with pytest.raises(Unavailable, match="another driver took this driver for dead and removed its work"):
         stopped.publish(PLAN, winners, 2)
     assert len(slept) == 1
     assert store.load_all() == {}
@@ -161,7 +161,7 @@ def test_one_that_publishes_while_another_is_about_to_remove_its_work_gives_way(
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     mark = store._mark("s1")
-    with pytest.raises(Unavailable, match="has removed its work"):
+    with pytest.raises(Unavailable, match="removed its work"):
         work.publish(PLAN, winners, 2)
     assert store.ids() == []
     mark.unlink()
@@ -404,5 +404,5 @@ def test_a_plan_that_cannot_be_put_leaves_nothing(store: RemoteStore, monkeypatc
 
     monkeypatch.setattr(RemotePath, "write", refused)
     with pytest.raises(Unavailable, match="no answer"):
-        Work.begin(store, replace(PLAN, kind=Kind.FULL))
+        Work.begin(store, replace(PLAN, kind=SnapshotKind.FULL))
     assert store.remains() == []

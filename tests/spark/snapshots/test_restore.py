@@ -133,7 +133,7 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: Directo
         client.put(b"new", b"stays")
         client.put(b"key0500", b"by somebody else")
         with pytest.raises(
-            InvalidRequest, match=r"the cluster holds \d+ keys: restore into an empty one, or say --merge"
+            InvalidRequest, match=r"got one with \d+ keys; restore into an empty cluster, or pass --merge"
         ):
             restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=False)
         assert restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=True).written == 1999

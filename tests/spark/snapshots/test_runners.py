@@ -108,6 +108,6 @@ def test_a_job_that_gets_no_executor_any_more_is_given_up(does: str, monkeypatch
     spark = Starving(tasks=50)
     runner = SparkRunner(spark.session)
     job: Any = None
-    with pytest.raises(Unavailable, match="Spark has given the job no executor for"):
+    with pytest.raises(Unavailable, match="Spark gave the job no executor for"):
         _ = runner.wake() if does == "wake" else runner.run(job, [job], "g")  # type: ignore[func-returns-value]
     assert spark.looks > 50, "as long as tasks run nobody is impatient"

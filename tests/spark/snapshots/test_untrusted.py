@@ -167,7 +167,7 @@ def test_signed_manifest_that_was_changed_is_refused_although_its_checksum_fits(
     body = forged[: forged.rindex(b',\n "sha256"')] + taken
     sealed = body + b',\n "sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
     assert decode(sealed, what="m").ring_version == 8
-    with pytest.raises(Corrupted, match="got one by another key or of other text"):
+    with pytest.raises(Corrupted, match="got one by another key or for other content"):
         decode(sealed, what="m", keys=OWN)
 
 
