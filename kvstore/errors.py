@@ -234,7 +234,7 @@ class MetadataUnavailable(MetadataError):
 
 class OlderMetadata(MetadataUnavailable):
     """The metadata store holds an older copy of the metadata than this process or another process has seen. The call
-    was not sent. Restore a later copy (docs/operations.md, Restoring the metadata store)."""
+    was not sent. Restore a later copy (docs/how-to/back-up-and-restore-metadata.md)."""
 
 
 class MetadataUnknown(MetadataError):

@@ -1,5 +1,5 @@
 """Ranges of numeric settings. Each range is declared with its setting, checked when the settings are built, and shown
-in docs/configuration.md. Decides only."""
+in docs/reference/configuration.md. Decides only."""
 
 from __future__ import annotations
 

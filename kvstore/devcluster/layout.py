@@ -292,7 +292,7 @@ def _refuse_changes(wish: Wish, found: ClusterFile) -> None:
             if name == "secure":
                 raise ConfigError(
                     f"--secure: the cluster in {wish.data_dir} was created without it; choose another --data-dir, or "
-                    "secure it by hand, node by node (docs/operations.md, TLS)"
+                    "secure it by hand, node by node (docs/how-to/switch-on-tls.md)"
                 )
             raise ConfigError(
                 f"--{option} {wanted}: the cluster in {wish.data_dir} was created with {value}; omit the option, or "

@@ -10,7 +10,7 @@ class LogFormat(StrEnum):
     TEXT = "text"
     """A line for people: date, level, logger, message."""
     JSON = "json"
-    """A line of JSON for programs, with the fields of the message as fields of the line (docs/operations.md, Logs)."""
+    """A line of JSON for programs, with the fields of the message as fields of the line."""
 
 
 class LogLevel(StrEnum):

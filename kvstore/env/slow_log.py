@@ -1,5 +1,5 @@
 """The slow log: the last slow operations, with where their time was spent, in a bounded ring and in the log. Keys
-appear as hashes, values not at all (docs/operations.md, The slow log).
+appear as hashes, values not at all (docs/how-to/find-slow-operations.md).
 
 Code on hot paths compares times that it has measured anyway with `limit_s`, and calls `note` only beyond it.
 """

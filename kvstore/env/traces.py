@@ -1,4 +1,4 @@
-"""Spans of sampled operations, as the parts see them that an operation passes (docs/operations.md, Traces). Decides
+"""Spans of sampled operations, as the parts see them that an operation passes (docs/how-to/trace-operations.md). Decides
 only.
 
 While traces are off or no sampled operation is in flight, a hot path only reads `live`.

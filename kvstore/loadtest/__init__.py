@@ -1,1 +1,1 @@
-"""Load tests with Locust, including custom workloads: docs/loadtests.md."""
+"""Load tests with Locust, including custom workloads: docs/how-to/run-load-tests.md."""

@@ -2,7 +2,8 @@
 
     kvstore-loadtest --workload ycsb-b --rate 1000 --seconds 60 [GrpcUser] [RespUser]
 
-See docs/loadtests.md. A custom Locust file imports everything from this one and adds users. Exit codes: see run.py.
+See docs/how-to/run-load-tests.md. A custom Locust file imports everything from this one and adds users. Exit codes:
+see run.py.
 """
 
 # ruff: noqa: E402

@@ -1,7 +1,7 @@
 """`kvstore-loadtest`: load tests of a running cluster with Locust.
 
     kvstore-loadtest [--data-dir DIR | --store kv://host:port --resp host:port] [any option below] [GrpcUser|RespUser]
-    kvstore-loadtest -f shop.py --data-dir data Shop        # a custom workload: docs/loadtests.md
+    kvstore-loadtest -f shop.py --data-dir data Shop        # a custom workload: docs/how-to/run-load-tests.md
     kvstore-loadtest --web --data-dir data                  # start any number of runs from Locust's web pages
 
 The report is reports/loadtest.html. Exit codes: 0 the run met all its goals; 1 it did not, and the last lines say why;

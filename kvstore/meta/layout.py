@@ -129,7 +129,7 @@ class ClusterIdentity:
             why, _ = await self._store.get(paths.OLDER_COPY)
             raise MetadataLost(
                 f"the metadata store is an older copy of itself: {why.decode(errors='replace')}; restore a "
-                "later one (docs/operations.md, Restoring the metadata store)"
+                "later one (docs/how-to/back-up-and-restore-metadata.md)"
             )
 
     # docs/protocol.md G23

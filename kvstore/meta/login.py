@@ -29,7 +29,7 @@ class Mechanism(StrEnum):
 
 
 class Acl(StrEnum):
-    """Permissions on the nodes that a process creates in ZooKeeper (see docs/operations.md)."""
+    """Permissions on the nodes that a process creates in ZooKeeper (see docs/how-to/secure-the-metadata-store.md)."""
 
     CREATOR = "creator"
     """Only its own user may read or write the node."""

@@ -1,7 +1,7 @@
 """Every path in the metadata store, as pure functions. Paths are relative to the chroot of the connection string.
 
 Paths below LEDGERS have Apache BookKeeper's names, so that its tools work on our clusters. The others are ours
-(docs/formats.md).
+(docs/reference/formats.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ isort:skip_file
 The store's service for data pipelines: reads of the whole store, or of ranges of it, at pinned positions. A pin names
 one position in the log of each partition. Every replica that applies that position keeps its state as it was there,
 until the pin is released or its deadline has passed. So all replicas return the same bytes, however often and to
-whomever. docs/protocol.md (Pinned reads) has the rules, docs/clients.md explains the use.
+whomever. docs/protocol.md (Pinned reads) has the rules, docs/how-to/use-the-python-clients.md explains the use.
 """
 
 from collections import abc as _abc

@@ -1,7 +1,7 @@
 """A page of a pinned read, and the rows in it. Decides only.
 
 Rows travel as partitions store them, with all keys and all rows joined: the maker and the reader of a page copy each
-byte once, and vectorised readers need no loop (docs/formats.md, Pages of pinned reads).
+byte once, and vectorised readers need no loop (docs/reference/formats.md, Pages of pinned reads).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data source `kvstore`, on the driver. docs/spark.md lists all options and errors."""
+"""The data source `kvstore`, on the driver. docs/reference/spark.md lists all options and errors."""
 
 from __future__ import annotations
 

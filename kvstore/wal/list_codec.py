@@ -1,4 +1,4 @@
-"""Encodes and decodes a partition's list of ledgers. Decides only (docs/protocol.md, G21; docs/formats.md).
+"""Encodes and decodes a partition's list of ledgers. Decides only (docs/protocol.md, G21; docs/reference/formats.md).
 
   up to 500 ledgers    {"format":1,"epoch":7,"ledgers":[{"id":…,"first_seq":…,"exact":…,"epoch":…,"lease_ms":…},…],…}
   more                 {"format":2,"epoch":7,"packed":"<base64 of zlib>","count":20000,…}

@@ -189,7 +189,7 @@ class LogTakeover:
         await self._lists.confirm(self._partition, version)
         raise MetadataLost(
             f"partition {self._partition}: its log ends at {_shown(end)}, but {whose} is at {_shown(applied)}: "
-            "the metadata store is an older copy of itself (docs/operations.md, Restoring the metadata store)"
+            "the metadata store is an older copy of itself (docs/how-to/back-up-and-restore-metadata.md)"
         )
 
     async def _end(self, listed: LedgerList, taken: list[LedgerTakeover], counted: list[LedgerTakeover]) -> Position:

@@ -1,4 +1,4 @@
-"""The Python in docs/clients.md, in README.md and in the docstrings of the clients runs against real servers."""
+"""The Python in README.md, the tutorials, the how-to guides and the clients' docstrings runs against real servers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ from kvstore.client.coordination import blocking as blocking_coordination
 from kvstore.client.core import batch
 from tests.client.model import ModelCluster
 from tests.client.serving import serving, serving_in_a_thread
-from tests.source import ROOT
+from tests.pages import all_blocks
 
 BLOCKS = [
     (each.name, each.code) for each in all_blocks() if each.language == "python" and not each.mark and not each.title
 ]
-ELSEWHERE = ("pin_store", "client.watch", "coordination")
-"""Examples that the model cannot run: pins, the change feed, and waiting for it. Real nodes run these."""
+"""Those with a title are files: tests/cluster/pages runs them with real nodes."""
 HOSTS = re.compile(r"kv://[\w.:,]+")
 
 
@@ -54,15 +53,12 @@ def test_examples_are_found() -> None:
 
 @pytest.mark.parametrize(("name", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])
 def test_example_runs(name: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if any(word in code for word in ELSEWHERE):
-        compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        return
     with serving_in_a_thread(ModelCluster()) as servers:
         run(name, code.replace("range(100_000)", "range(1_000)"), servers.patient_url.partition("?")[0])
         with Client(servers.patient_url) as client:
             assert client.count() > 0, "it wrote something"
     if "print(" in code and "except" not in code:
-        assert capsys.readouterr().out in ("b'hello'\n", "home\n", "home 1 False\n")
+        assert capsys.readouterr().out in ("b'hello'\n", "b'new'\n", "home\n", "home 1 False\n")
 
 
 def docstrings(module: types.ModuleType) -> Iterator[doctest.DocTest]:

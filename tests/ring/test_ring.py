@@ -80,7 +80,7 @@ def test_ring_round_trips() -> None:
 
 
 def test_ring_encodes_operations_as_documented_and_optionally() -> None:
-    """docs/formats.md."""
+    """docs/reference/formats.md."""
     ring = new_ring(ids(1), SERVERS, 1)
     assert b"operations" not in encode(ring)
     done = RingOperation("a1", "00ff", 1, 2, 1, 3, (PartitionId("p2"),))

@@ -24,7 +24,7 @@ class Stuck:
         """Wait for a sync that does not end."""
 
 
-async def test_a_batch_is_not_waited_for_as_long_as_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_bookie_batch_times_out_earlier_than_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_TIMEOUT_S", 0.01)
     own = BookieClients(cast(Any, SimpleNamespace(nursery=None)), lambda _: None, own=(OWN, cast(Any, Stuck())))
     monkeypatch.setattr(module, "READ_TIMEOUT_S", 2 * PATIENCE_S)

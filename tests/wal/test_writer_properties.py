@@ -136,9 +136,7 @@ class World:
 
 @settings(max_examples=300)
 @given(QUORUMS, st.data())
-def test_whatever_happens_confirmed_entries_are_on_an_ack_quorum_of_their_recorded_write_set(
-    quorum: Quorum, data: st.DataObject
-) -> None:
+def test_confirmed_entries_stay_on_an_ack_quorum_of_their_write_set(quorum: Quorum, data: st.DataObject) -> None:
     world = World(quorum, data)
     for _ in range(data.draw(st.integers(0, 60))):
         getattr(world, data.draw(st.sampled_from(world.steps())))()

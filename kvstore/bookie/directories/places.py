@@ -1,5 +1,5 @@
 """The file PLACE as bytes: which of a bookie's directories this one is, and which others exist. Pure. The grammar is in
-docs/formats.md.
+docs/reference/formats.md.
 
 A bookie with one directory has no such file. With several, each file names all directories, so that the loss of one is
 noticed.

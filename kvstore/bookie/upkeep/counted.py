@@ -30,8 +30,8 @@ async def refuse_older_metadata(ledgers: Iterable[int], authority: LedgerAuthori
         await authority.mark_older(f"a bookie has {len(unknown)} ledgers with ids from {unknown[0]} on that it lacks")
         raise ConfigError(
             f"the metadata store is an older copy of itself: it has given ids up to {counted.to}, but does not know "
-            f"{len(unknown)} ledgers that this bookie has stored ({shown}). Restore a later copy (docs/operations.md, "
-            "Restoring the metadata store)"
+            f"{len(unknown)} ledgers that this bookie has stored ({shown}). Restore a later copy "
+            "(docs/how-to/back-up-and-restore-metadata.md)"
         )
 
 

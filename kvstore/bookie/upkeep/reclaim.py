@@ -97,8 +97,8 @@ class Reclaimer:
             if self._may_be_of_later_metadata(ledger, counted):
                 log.error(
                     "ledger=%d is kept: the metadata store does not know it, but has given no id beyond %d here and %s "
-                    "before it was moved: it is an older copy of itself (docs/operations.md, Restoring the "
-                    "metadata store)",
+                    "before it was moved: it is an older copy of itself "
+                    "(docs/how-to/back-up-and-restore-metadata.md)",
                     ledger, counted.to, [each.to for each in counted.former],
                 )  # fmt: skip
                 self._storage.statistics.unheard_ledgers += 1
@@ -116,7 +116,7 @@ class Reclaimer:
         if unknown:
             log.error(
                 "the metadata store is an older copy of itself: it has given ids up to %d, but does not know %d "
-                "ledgers from %d on; all are kept (docs/operations.md, Restoring the metadata store)",
+                "ledgers from %d on; all are kept (docs/how-to/back-up-and-restore-metadata.md)",
                 counted.to, len(unknown), unknown[0],
             )  # fmt: skip
             self._storage.statistics.unheard_ledgers += len(unknown)

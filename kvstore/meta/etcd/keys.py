@@ -1,4 +1,4 @@
-"""Paths of the tree as etcd's keys. Decides only. docs/formats.md (Metadata in etcd) has the table.
+"""Paths of the tree as etcd's keys. Decides only. docs/reference/formats.md (Metadata in etcd) has the table.
 
 Every node has one key, `<prefix><path>`; the root's is `<prefix>/`. Two kinds of nodes are where BookKeeper's proposal
 for etcd puts them: writable bookies, and ledgers, in one list ordered by id. No path has an empty part, so a key that

@@ -208,7 +208,7 @@ class EtcdSession:
         if found.revision < self._revision:
             raise MetadataUnavailable(
                 f"this etcd is an older copy of itself: expected revision {self._revision} or later, got "
-                f"{found.revision} (docs/operations.md, Restoring the metadata store)"
+                f"{found.revision} (docs/how-to/back-up-and-restore-metadata.md)"
             )
         self._cluster = found.cluster_id
 

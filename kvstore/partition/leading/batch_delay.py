@@ -7,7 +7,7 @@ here.
 
 The delay ends once as many operations are pending as when the last full delay expired: their callers wait for answers
 now, and no other caller is known. While a partition is pinned, a client reads all of it with the remaining processor
-time, so delays are as long as allowed (docs/design/0006-rests-between-entries.md).
+time, so delays are as long as allowed (docs/design/0006-batching-delay.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The checksum of a partition's state, which rolls over the changes of each log entry. Decides only.
 
 The checksum covers values in a form of its own, pinned here and by golden bytes, so that replicas of different versions
-get the same checksum whatever their engines store (docs/protocol.md, P36; docs/formats.md, Checksum):
+get the same checksum whatever their engines store (docs/protocol.md, P36; docs/reference/formats.md, Checksum):
 
     of an entry       all its keys, one after another, each as "d" | token u32 be | key; then all its forms
     form of a record  flags u8 (1: created, 2: expires) | version u64 be | written ms u64 be

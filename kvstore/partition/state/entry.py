@@ -1,7 +1,7 @@
 """Converts the payload of a log entry to values and back. Decides only.
 
 An entry carries effects, never requests: what each mutation changed, so that a replica applies it without reading. Its
-message (kvstore/proto/entry.proto) is in columns; docs/formats.md (Entry payload) describes every byte.
+message (kvstore/proto/entry.proto) is in columns; docs/reference/formats.md (Entry payload) describes every byte.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The contents of the control records about token ranges, and their encoding as the `control` bytes of an entry.
 Decides only.
 
-docs/formats.md (Records of moves) describes every field, docs/protocol.md (Moving a range) the purpose of each record.
-The bytes are MessagePack: an array of the fields in the order given here. DO NOT CHANGE the order. New fields come
-last, have a default, and must be safe to ignore for readers that do not know them (docs/protocol.md V5).
+docs/reference/formats.md (Records of moves) describes every field, docs/protocol.md (Moving a range) the purpose of
+each record. The bytes are MessagePack: an array of the fields in the order given here. DO NOT CHANGE the order. New
+fields come last, have a default, and must be safe to ignore for readers that do not know them (docs/protocol.md V5).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
     h                               a difference that another replica reported   (trials.py)
 
 A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or gets another expiry.
-docs/formats.md (State store) describes every byte.
+docs/reference/formats.md (State store) describes every byte.
 """
 
 from __future__ import annotations

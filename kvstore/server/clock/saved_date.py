@@ -1,4 +1,4 @@
-"""Saves a server's date for its next process (docs/protocol.md, P28; docs/formats.md).
+"""Saves a server's date for its next process (docs/protocol.md, P28; docs/reference/formats.md).
 
 The file is valid only on the same machine until the next reboot, because the monotonic clock restarts then. It
 therefore only has to survive crashes of processes, which needs no sync.

@@ -123,7 +123,7 @@ class Failure(Struct, omit_defaults=True):
     code: int
     """The HTTP status."""
     reason: str
-    """The name of the error, as listed in docs/clients.md."""
+    """The name of the error, as listed in docs/how-to/use-the-python-clients.md."""
     message: str
     outcome: Literal["refused", "unknown"]
     """Refused: definitely not done. Unknown: it may have been done, or may still be for a moment."""

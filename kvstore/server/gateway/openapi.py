@@ -57,7 +57,7 @@ def document() -> bytes:
         "info": {
             "title": "kvstore",
             "version": VERSION,
-            "description": "A distributed key-value store on a replicated log. See docs/clients.md.",
+            "description": "A distributed key-value store on a replicated log. See docs/how-to/use-http.md.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

@@ -658,7 +658,7 @@ METRICS: dict[str, tuple[Declaration, ...]] = {
         ),
     ),
 }
-"""Metrics by the part of the node that counts them: the sections of docs/metrics.md."""
+"""Metrics by the part of the node that counts them: the sections of docs/reference/metrics.md."""
 DECLARED = {each.name: each for part in METRICS.values() for each in part}
 _BY_SOURCE = {source: each for each in DECLARED.values() for source in each.sources} | DECLARED
 

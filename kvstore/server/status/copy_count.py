@@ -1,5 +1,5 @@
 """Counts the copies of all ledgers for the whole cluster: one server reads the metadata of every ledger, and cluster
-reports carry the result (docs/operations.md, Is it well?).
+reports carry the result (docs/how-to/check-health.md).
 
 Every server runs this code, but only the first registered server by name counts. There is no election: two servers that
 count at once cost reads and give the same answer. A count reads one node of the metadata store per ledger, at most

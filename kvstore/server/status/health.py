@@ -211,7 +211,7 @@ def _metadata(report: ClusterReport) -> Iterator[Finding]:
             "metadata_older",
             kind,
             f"it holds an older copy of the metadata, so no partition can be led; found by {', '.join(refusing)}",
-            "restore a later copy (docs/operations.md, Restoring the metadata store)",
+            "restore a later copy (docs/how-to/back-up-and-restore-metadata.md)",
         )
         return
     age_s = min(each.read_age_s for each in away.values())
@@ -281,7 +281,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                     name,
                     f"its directory {directory.path} has failed: {directory.failure}",
                     "restart it if the disk is healthy; otherwise replace the disk and list the directory in "
-                    "`storage.lost_dirs` (docs/operations.md, Several disks)",
+                    "`storage.lost_dirs` (docs/how-to/use-several-disks.md)",
                 )
         if bookie.limbo_ledgers:
             yield _finding(
@@ -299,7 +299,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                 f"it refused {_count(bookie.refused_other_entry, 'add')} because it has another payload for the "
                 "entry: a "
                 "ledger id was used twice",
-                "follow docs/operations.md, Restoring the metadata store",
+                "follow docs/how-to/back-up-and-restore-metadata.md",
             )
 
 

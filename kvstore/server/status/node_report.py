@@ -1,5 +1,4 @@
-"""Builds a node's report of itself from memory, without waiting or asking other nodes (docs/operations.md, Is it
-well?)."""
+"""Builds a node's report of itself from memory, without waiting or asking other nodes (docs/how-to/check-health.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Detects outages of a node's cluster and their ends: the metadata store, an ack quorum of bookies, leaders. Decides
-only; outage_watch.py checks regularly and writes the log (docs/operations.md, Logs)."""
+only; outage_watch.py checks regularly and writes the log (docs/how-to/read-logs.md)."""
 
 from __future__ import annotations
 

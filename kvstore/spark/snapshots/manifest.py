@@ -1,5 +1,5 @@
-"""The manifest: a snapshot's description (docs/formats.md, Snapshots) with its files, log positions and parent. Decides
-only.
+"""The manifest: a snapshot's description (docs/reference/formats.md, Snapshots) with its files, log positions and
+parent. Decides only.
 
 It is written last, so a folder without a manifest is not a snapshot. Its own checksum prevents a damaged manifest from
 being taken for a smaller snapshot.

@@ -1,4 +1,4 @@
-"""Converts rows of a snapshot to and from Parquet files with page checksums (docs/formats.md, Snapshots).
+"""Converts rows of a snapshot to and from Parquet files with page checksums (docs/reference/formats.md, Snapshots).
 
 Files are processed by row group, so a file of any size needs bounded memory.
 """

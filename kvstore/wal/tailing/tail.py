@@ -252,7 +252,7 @@ class TailReader:
                 raise MetadataLost(
                     f"partition {self._partition}: entries were read up to ledger {place.ledger}, entry "
                     f"{place.entry}, but the log does not have that ledger: the metadata store is an older copy of "
-                    "itself (docs/operations.md, Restoring the metadata store)"
+                    "itself (docs/how-to/back-up-and-restore-metadata.md)"
                 )
         end = listed.trimmed_end
         missed = self._after != BEGINNING if end is None else self._after < Position(end.ledger, end.entry)
@@ -304,7 +304,7 @@ class TailReader:
             raise MetadataLost(
                 f"partition {self._partition}: entry {self._after.entry} of ledger {metadata.ledger} was read, "
                 f"but the ledger ends at entry {metadata.last_entry}: the metadata store is an older copy of itself "
-                "(docs/operations.md, Restoring the metadata store)"
+                "(docs/how-to/back-up-and-restore-metadata.md)"
             )
 
     # docs/protocol.md T2

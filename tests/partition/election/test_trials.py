@@ -182,7 +182,9 @@ async def test_bar_ends_when_the_state_is_replaced(world: World) -> None:
 
 def test_reported_difference_has_golden_bytes() -> None:
     row = encode_reported(ReportedDifference(Seq(7), True))
-    assert (REPORTED_KEY, row.hex()) == (b"h", "01" + "0000000000000007" + "01"), "docs/formats.md, State store"
+    assert (REPORTED_KEY, row.hex()) == (b"h", "01" + "0000000000000007" + "01"), (
+        "docs/reference/formats.md, State store"
+    )
     assert reported_of(row) == (7, True)
     assert reported_of(None) == NOTHING_REPORTED
     with pytest.raises(WrittenByNewer, match="format 2"):

@@ -27,7 +27,7 @@ TEXT_BYTES_MAX = 4096
 LOADED_MAX = 64
 """Maximum number of loaded script texts that differ only in whitespace. The oldest is forgotten first."""
 _IF_VERSION, _RELATIVE_TTL = int(Flag.IF_VERSION), int(Flag.RELATIVE_TTL)
-_NOT_RUN = "ERR only the scripts of lock libraries are supported: see docs/redis.md"
+_NOT_RUN = "ERR only the scripts of lock libraries are supported: see docs/reference/redis.md"
 
 
 async def release(ask: Ask, key: bytes, arguments: Words) -> bytes:

@@ -84,7 +84,7 @@ class Command(NamedTuple):
     flag: str = ""
     """`readonly` or `write`, for clients that choose among nodes; empty if the command takes no keys."""
     differs: str = ""
-    """How the command differs from Redis, for docs/redis.md."""
+    """How the command differs from Redis, for docs/reference/redis.md."""
 
     @property
     def in_multi(self) -> InMulti:
