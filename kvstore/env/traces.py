@@ -1,5 +1,5 @@
-"""Spans of sampled operations, as the parts see them that an operation passes (docs/how-to/trace-operations.md). Decides
-only.
+"""Spans of sampled operations, as each part that an operation passes sees them (docs/how-to/trace-operations.md).
+Decides only.
 
 While traces are off or no sampled operation is in flight, a hot path only reads `live`.
 """

@@ -307,7 +307,7 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "certificate_expires": (expiring, DEGRADED, "node n1", "expires in 12 days", "no restart is needed"),
     "certificate_unusable": (unusable, DEGRADED, "node n1", "in use is valid for 300 days", "log of n1"),
     "date_doubtful": (doubtful, DEGRADED, "node n1", "9.0 s ahead", "its clock is right"),
-    "date_behind": (dated_behind, DEGRADED, "cluster time", "60.0 s behind", "operations.md"),
+    "date_behind": (dated_behind, DEGRADED, "cluster time", "60.0 s behind", "correct-the-clusters-date.md"),
 }
 
 
