@@ -200,7 +200,7 @@ def test_a_segment_that_somebody_else_has_made_is_left_to_him(world: SimWorld) -
     with pytest.raises(NodeCrashed):
         run(world, scenario())
     ((_, reason),) = world.fatals
-    assert "somebody else has made this segment" in reason
+    assert "another process has created this segment" in reason
     disk = world.node("b1").disk
     assert b"another's" in [content(disk, path) for path in segments(disk)]
 
