@@ -1,4 +1,4 @@
-"""Which bookies count as lost (docs/protocol.md, A5, A6)."""
+"""Decisions which bookies count as lost (docs/protocol.md, A5, A6)."""
 
 from kvstore.autorecovery.absences import BookieAbsences
 from kvstore.types import BookieId
@@ -7,7 +7,7 @@ B1, B2, B3 = BookieId("b1-1"), BookieId("b2-1"), BookieId("b3-1")
 ALL = (B1, B2, B3)
 
 
-def test_a_bookie_is_lost_when_it_has_been_away_for_the_delay() -> None:
+def test_bookie_is_lost_after_the_delay() -> None:
     absences = BookieAbsences()
     absences.seen(ALL, ALL, 0.0)
     assert absences.lost(60, 0.0) == frozenset()
@@ -18,7 +18,7 @@ def test_a_bookie_is_lost_when_it_has_been_away_for_the_delay() -> None:
     assert absences.next_in_s(60, 70.0) is None
 
 
-def test_a_bookie_that_comes_back_has_its_whole_time_again() -> None:
+def test_returning_bookie_gets_the_full_delay_again() -> None:
     absences = BookieAbsences()
     absences.seen(ALL, (B1, B2), 0.0)
     absences.seen(ALL, ALL, 59.0)
@@ -27,7 +27,7 @@ def test_a_bookie_that_comes_back_has_its_whole_time_again() -> None:
     assert absences.lost(60, 119.5) == {B3}
 
 
-def test_several_that_are_away_wait_as_long_as_one() -> None:
+def test_several_absent_bookies_wait_as_long_as_one() -> None:
     absences = BookieAbsences()
     absences.seen(ALL, (B1, B2), 0.0)
     absences.seen(ALL, (B1,), 30.0)
@@ -36,7 +36,7 @@ def test_several_that_are_away_wait_as_long_as_one() -> None:
     assert absences.lost(60, 90.0) == {B2, B3}
 
 
-def test_a_bookie_that_was_never_seen_is_known_by_its_cookie_or_by_an_ensemble() -> None:
+def test_bookie_never_seen_is_known_by_cookie_or_ensemble() -> None:
     absences = BookieAbsences()
     absences.seen({B1, B2}, (B1,), 0.0)
     assert absences.lost(0, 0.0) == {B2}
@@ -44,7 +44,7 @@ def test_a_bookie_that_was_never_seen_is_known_by_its_cookie_or_by_an_ensemble()
     assert absences.lost(0, 1.0) == frozenset(), "nothing names it any more"
 
 
-def test_while_nobody_is_there_nobody_is_lost() -> None:
+def test_no_bookie_is_lost_while_none_is_registered() -> None:
     absences = BookieAbsences()
     absences.seen(ALL, (), 0.0)
     absences.seen(ALL, (), 30.0)
@@ -54,7 +54,7 @@ def test_while_nobody_is_there_nobody_is_lost() -> None:
     assert absences.lost(60, 61.0) == {B2, B3}
 
 
-def test_what_was_while_nobody_looked_does_not_count() -> None:
+def test_absences_do_not_count_across_a_gap_without_views() -> None:
     absences = BookieAbsences()
     absences.seen(ALL, (B1,), 100.0)
     absences.seen(ALL, (B1,), 130.5)
@@ -62,7 +62,7 @@ def test_what_was_while_nobody_looked_does_not_count() -> None:
     assert absences.lost(60, 190.5) == {B2, B3}
 
 
-def test_what_is_forgotten_begins_anew() -> None:
+def test_forgotten_absences_start_again() -> None:
     absences = BookieAbsences()
     absences.seen(ALL, (B1,), 0.0)
     absences.forget()

@@ -1,4 +1,4 @@
-"""What is marked, and by whom it may be (docs/protocol.md, A4, A7)."""
+"""Which ledgers are marked, and who may mark them (docs/protocol.md, A4, A7)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def ledger(number: int) -> LedgerMetadata:
 
 
 class LosingStore(MemoryStore):
-    """Ends its session, once told to, when a ledger is read."""
+    """Ends its session when a ledger is read, once that is requested."""
 
     is_to_end = False
     closed = frozenset[str]()
-    """Nodes that another user has made for itself."""
+    """Nodes that only another user may read."""
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
         if path in self.closed:
@@ -48,7 +48,7 @@ def store() -> LosingStore:
 
 @pytest.fixture
 async def role(store: LosingStore) -> AuditorRole:
-    """Of the auditor, of a cluster with ledgers 7, 8 and 9."""
+    """The role of the elected auditor of a cluster with ledgers 7, 8 and 9."""
     await LayoutStore(store).ensure("id")
     role = AuditorRole(store, "n1", SystemClock())
     for number in (7, 8, 9):
@@ -58,7 +58,7 @@ async def role(store: LosingStore) -> AuditorRole:
     return role
 
 
-async def test_only_what_a_ledger_still_names_is_marked(role: AuditorRole) -> None:
+async def test_mark_names_only_bookies_that_the_ledger_still_names(role: AuditorRole) -> None:
     await role.mark(SEVEN, [B9], "lost")
     assert await role.marks.get(SEVEN) is None
     await role.mark(SEVEN, [B2, B9], "lost")
@@ -69,7 +69,7 @@ async def test_only_what_a_ledger_still_names_is_marked(role: AuditorRole) -> No
     assert [mark.ledger async for mark in role.marks.marked()] == [7], "a deleted one is not marked"
 
 
-async def test_who_is_not_the_auditor_or_is_switched_off_may_not_act(role: AuditorRole, store: LosingStore) -> None:
+async def test_candidate_may_not_act_unless_elected_and_enabled(role: AuditorRole, store: LosingStore) -> None:
     role.ensure_may_act()
     store.suspend()
     with pytest.raises(MetadataUnavailable):
@@ -81,16 +81,14 @@ async def test_who_is_not_the_auditor_or_is_switched_off_may_not_act(role: Audit
         role.ensure_may_act()
 
 
-async def test_a_session_that_ends_before_a_mark_is_made_keeps_it_from_being_made(
-    role: AuditorRole, store: LosingStore
-) -> None:
+async def test_session_end_before_a_mark_prevents_the_mark(role: AuditorRole, store: LosingStore) -> None:
     store.is_to_end = True
     with pytest.raises(MetadataUnavailable, match="no longer the auditor"):
         await role.mark(SEVEN, [B1], "lost")
     assert await role.marks.get(SEVEN) is None
 
 
-async def test_a_walk_ends_when_its_auditor_does(role: AuditorRole, store: LosingStore) -> None:
+async def test_traversal_ends_when_its_auditor_loses_the_role(role: AuditorRole, store: LosingStore) -> None:
     seen = []
 
     async def walk() -> None:
@@ -103,7 +101,7 @@ async def test_a_walk_ends_when_its_auditor_does(role: AuditorRole, store: Losin
     assert seen == [7, 8]
 
 
-async def test_a_walk_passes_over_what_cannot_be_read_and_what_is_gone(role: AuditorRole, store: LosingStore) -> None:
+async def test_traversal_skips_unreadable_and_deleted_ledgers(role: AuditorRole, store: LosingStore) -> None:
     await store.set(paths.ledger(LedgerId(8)), b"?", 0)
     seen = []
     async for metadata in every_ledger(role.ledgers, role.ensure_may_act):
@@ -115,7 +113,7 @@ async def test_a_walk_passes_over_what_cannot_be_read_and_what_is_gone(role: Aud
 
 # docs/protocol.md P34
 @pytest.mark.parametrize("all_are", [False, True])
-async def test_a_walk_passes_over_a_ledger_that_is_closed_to_our_user_unless_all_are(
+async def test_traversal_skips_a_ledger_closed_to_our_user_unless_all_are(
     role: AuditorRole, store: LosingStore, *, all_are: bool
 ) -> None:
     store.closed = frozenset({paths.ledger(LedgerId(8)), *([paths.LAYOUT] if all_are else [])})

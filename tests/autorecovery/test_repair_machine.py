@@ -1,4 +1,4 @@
-"""Sentences about a ledger that is marked as lacking copies."""
+"""The repair of a ledger that is marked as under-replicated."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def filling(of: RepairMachine, metadata: LedgerMetadata, who: RegisteredBookies)
 # ── closed ledgers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_lost_bookies_place_goes_to_another_after_that_one_has_its_entries() -> None:
+def test_repair_replaces_a_lost_bookie_after_filling_the_new_one() -> None:
     work = machine(B3)
     fill = filling(work, CLOSED, standing(B1, B2, B4))
     assert fill.wanted.fragments[0].ensemble == (B1, B2, B4)
@@ -92,7 +92,7 @@ def test_a_lost_bookies_place_goes_to_another_after_that_one_has_its_entries() -
     assert work.handle(MetadataWritten()) == End(is_whole=True)
 
 
-def test_a_bookie_that_is_back_keeps_its_place() -> None:
+def test_repair_keeps_the_place_of_a_returned_bookie() -> None:
     work = machine(B3)
     fill = filling(work, CLOSED, standing(B1, B2, B3, B4))
     assert fill.wanted == CLOSED
@@ -100,22 +100,22 @@ def test_a_bookie_that_is_back_keeps_its_place() -> None:
     assert work.handle(Filled()) == End(is_whole=True)
 
 
-def test_a_bookie_that_is_away_and_not_marked_keeps_its_place() -> None:
+def test_repair_keeps_the_place_of_an_unmarked_absent_bookie() -> None:
     fill = filling(machine(B3), CLOSED, standing(B1, B4))
     assert fill.wanted.fragments[0].ensemble == (B1, B2, B4)
 
 
-def test_a_mark_that_names_nobody_may_mean_anybody() -> None:
+def test_repair_checks_all_bookies_when_the_mark_names_none() -> None:
     fill = filling(machine(), CLOSED, standing(B1, B3, B4))
     assert fill.wanted.fragments[0].ensemble == (B1, B4, B3)
 
 
-def test_every_worker_draws_the_same_newcomers() -> None:
+def test_repair_draws_the_same_newcomers_in_every_worker() -> None:
     first, second = (filling(machine(B3), CLOSED, standing(B1, B2, B4, B5)) for _ in range(2))
     assert first.wanted == second.wanted
 
 
-def test_nobody_is_named_for_what_it_does_not_have() -> None:
+def test_repair_names_no_bookie_for_entries_that_it_lacks() -> None:
     metadata = replace(CLOSED, fragments=(Fragment(e(0), (B1, B2, B3)), Fragment(e(5), (B1, B3, B2))))
     work = machine(B3)
     filling(work, metadata, standing(B1, B2, B4))
@@ -128,20 +128,20 @@ def test_nobody_is_named_for_what_it_does_not_have() -> None:
     assert "the first is 7" in end.reason
 
 
-def test_without_a_spare_bookie_the_mark_stays() -> None:
+def test_repair_keeps_the_mark_without_a_spare_bookie() -> None:
     work = machine(B3)
     filling(work, CLOSED, standing(B1, B2))
     assert work.handle(Filled()) == End(is_whole=False, reason=NO_SPARE, again_s=FIRST_S)
 
 
-def test_a_marked_bookie_without_room_keeps_the_mark() -> None:
+def test_repair_keeps_the_mark_while_a_marked_bookie_is_full() -> None:
     work = machine(B2)
     fill = filling(work, CLOSED, standing(B1, B3, readonly=(B2,)))
     assert B2 not in fill.takers
     assert work.handle(Filled(has_room=False)) == End(is_whole=False, reason=NO_ROOM, again_s=FIRST_S)
 
 
-def test_a_bookie_that_takes_no_copies_keeps_the_mark_and_no_lost_one_its_place() -> None:
+def test_repair_keeps_the_mark_but_replaces_lost_when_a_bookie_refuses() -> None:
     work = machine(B2, B3)
     fill = filling(work, CLOSED, standing(B1, B2, B4))
     assert (fill.newcomers, fill.must) == ({B4}, {B2, B4})
@@ -152,21 +152,21 @@ def test_a_bookie_that_takes_no_copies_keeps_the_mark_and_no_lost_one_its_place(
     assert end.reason == f"has bookies that do not answer or take no copies: {B2}"
 
 
-def test_copies_that_share_a_zone_are_spread_out() -> None:
+def test_repair_spreads_copies_that_share_a_zone() -> None:
     fill = filling(machine(), CLOSED, standing(B1, B2, B3, B4, n1="a", n2="a", n3="b", n4="c"))
     assert sorted(fill.wanted.fragments[0].ensemble) in ([B1, B3, B4], [B2, B3, B4])
 
 
-def test_only_of_bookies_that_list_what_they_cannot_read_the_copies_are_read() -> None:
+def test_repair_reads_copies_only_of_bookies_that_list_unreadable_ones() -> None:
     metadata = ledger(B1, B2, FOREIGN).closed(e(9), 100)
     assert filling(machine(B2, FOREIGN), metadata, standing(B1, B2, FOREIGN)).read_at == {FOREIGN}
 
 
-def test_a_ledger_that_is_gone_needs_nothing() -> None:
+def test_repair_ends_when_the_ledger_is_gone() -> None:
     assert machine(B3).handle(Gone()) == End(is_whole=True)
 
 
-def test_a_conflict_begins_again_and_not_for_ever() -> None:
+def test_repair_restarts_after_a_conflict_a_limited_number_of_times() -> None:
     work = machine(B3)
     for _ in range(LOOKS_MAX - 1):
         filling(work, CLOSED, standing(B1, B2, B4))
@@ -178,7 +178,7 @@ def test_a_conflict_begins_again_and_not_for_ever() -> None:
     assert not end.is_whole
 
 
-def test_attempts_that_fail_come_ever_more_rarely() -> None:
+def test_repair_backs_off_after_failed_attempts() -> None:
     past, waits = AttemptHistory(), []
     for _ in range(9):
         work = machine(B3, past=past)
@@ -190,7 +190,7 @@ def test_attempts_that_fail_come_ever_more_rarely() -> None:
 
 
 def assert_draws_another_after_patience(past: AttemptHistory) -> None:
-    """Of two spare bookies that both take no copies."""
+    """Count attempts while two spare bookies both take no copies."""
     drawn = []
     for _ in range(PATIENCE + 1):
         work = machine(B3, past=past)
@@ -201,14 +201,14 @@ def assert_draws_another_after_patience(past: AttemptHistory) -> None:
     assert drawn[-1] not in drawn[:PATIENCE]
 
 
-def test_another_newcomer_is_drawn_after_several_attempts_and_not_sooner() -> None:
+def test_repair_draws_another_newcomer_only_after_several_attempts() -> None:
     assert_draws_another_after_patience(AttemptHistory())
 
 
 # docs/protocol.md W11
 @pytest.mark.parametrize("failed", [2, 16])
-def test_attempts_that_failed_at_something_else_neither_keep_nor_hurry_another_newcomer(failed: int) -> None:
-    """There had been no spare bookie for an hour, then two were added of which one is of no use."""
+def test_repair_counts_only_refusals_before_drawing_another_newcomer(failed: int) -> None:
+    """There was no spare bookie for an hour; then two were added, one of which is useless."""
     past = AttemptHistory()
     for _ in range(failed):
         work = machine(B3, past=past)
@@ -219,8 +219,9 @@ def test_attempts_that_failed_at_something_else_neither_keep_nor_hurry_another_n
 
 # docs/protocol.md W11
 @pytest.mark.parametrize("spares", [(B4,), (B4, B5)], ids=("one", "two"))
-def test_newcomers_that_took_no_copies_are_drawn_again_where_there_is_no_other(spares: tuple[BookieId, ...]) -> None:
-    """They may be well by now. In between what the others lack is copied, for which no newcomer must answer."""
+def test_repair_draws_refused_newcomers_again_when_there_is_no_other(spares: tuple[BookieId, ...]) -> None:
+    """They may be healthy by now. Meanwhile entries that the others lack are copied, for which no newcomer must
+    answer."""
     past, drawn = AttemptHistory(), []
     for _ in range(2):
         for _ in range(PATIENCE * len(spares)):
@@ -256,11 +257,11 @@ def after_grace(
 
 
 @pytest.mark.parametrize("metadata", [OPEN, OURS, OPEN.recovering()], ids=("foreign", "ours", "in recovery"))
-def test_an_open_ledger_without_a_leader_is_recovered_after_a_grace(metadata: LedgerMetadata) -> None:
+def test_repair_recovers_an_open_ledger_without_leader_after_a_grace(metadata: LedgerMetadata) -> None:
     assert after_grace(metadata, standing(B1, B2, B4)) == Recover()
 
 
-def test_once_recovered_it_is_mended_as_any_closed_ledger() -> None:
+def test_repair_treats_a_recovered_ledger_like_any_closed_one() -> None:
     past, writer = AttemptHistory(), Writer(is_led=False, lac=e(3))
     judged(machine(B3, past=past), OPEN, standing(B1, B2, B4), writer)
     work = machine(B3, past=past)
@@ -269,7 +270,7 @@ def test_once_recovered_it_is_mended_as_any_closed_ledger() -> None:
     assert filling(work, CLOSED, standing(B1, B2, B4)).wanted.fragments[0].ensemble == (B1, B2, B4)
 
 
-def test_a_ledger_whose_log_has_a_leader_is_left_to_it_for_good() -> None:
+def test_repair_leaves_a_ledger_with_a_leader_alone() -> None:
     past = AttemptHistory()
     for at in range(100):
         end = judged(machine(B3, past=past), OURS, standing(B1, B2, B4), Writer(True, e(-1)), NOW + 10 * at)
@@ -278,7 +279,7 @@ def test_a_ledger_whose_log_has_a_leader_is_left_to_it_for_good() -> None:
 
 
 @pytest.mark.parametrize("change", ["entry", "ensemble", "leader"])
-def test_whatever_happens_to_it_begins_the_grace_anew(change: str) -> None:
+def test_repair_restarts_the_grace_after_any_change(change: str) -> None:
     past, who = AttemptHistory(), standing(B1, B2, B4)
     quiet = Writer(is_led=False, lac=e(3))
     judged(machine(B3, past=past), OURS, who, quiet)
@@ -293,20 +294,20 @@ def test_whatever_happens_to_it_begins_the_grace_anew(change: str) -> None:
     assert end.reason == IN_GRACE
 
 
-def test_a_ledger_whose_end_cannot_be_told_is_not_even_fenced() -> None:
-    """The idle writer whose ensemble has lost its disks: its bookies are gone, and may come back."""
+def test_repair_does_not_fence_a_ledger_whose_end_cannot_be_found() -> None:
+    """The ensemble of an idle writer has lost its disks: its bookies are gone, and may come back."""
     end = after_grace(OPEN, standing(B1, B4, B5))
     assert isinstance(end, End)
     assert end.reason == UNCOVERED
 
 
-def test_a_bookie_that_was_set_up_after_the_ledger_ends_no_recovery() -> None:
+def test_repair_does_not_trust_a_bookie_set_up_after_the_ledger() -> None:
     end = after_grace(OPEN, standing(B1, B2, B4), frozenset({B2}))
     assert isinstance(end, End)
     assert end.reason == DOUBTFUL
 
 
-def test_of_a_foreign_open_ledger_the_finished_fragments_are_mended_at_once() -> None:
+def test_repair_fixes_finished_fragments_of_a_foreign_open_ledger() -> None:
     metadata = OPEN.with_ensemble(e(4), (B1, B2, B4))
     work = machine(B3)
     fill = judged(work, metadata, standing(B1, B2, B4, B5), Writer(False, e(6)))
@@ -318,27 +319,27 @@ def test_of_a_foreign_open_ledger_the_finished_fragments_are_mended_at_once() ->
     assert work.handle(Filled()) == WriteMetadata(fill.wanted, 4)
 
 
-def test_of_our_own_open_ledgers_no_fragment_changes() -> None:
+def test_repair_changes_no_fragment_of_our_own_open_ledger() -> None:
     metadata = OURS.with_ensemble(e(4), (B1, B2, B4))
     end = judged(machine(B3), metadata, standing(B1, B2, B4, B5), Writer(False, e(6)))
     assert isinstance(end, End)
     assert end.reason == IN_GRACE
 
 
-def test_an_open_ledger_of_ours_without_a_leader_is_not_recovered_for_damage_at_a_bookie_that_is_there() -> None:
+def test_repair_does_not_recover_our_open_ledger_for_a_present_bookie() -> None:
     metadata = OURS.with_ensemble(e(4), (B1, B3, B4))
     fill = judged(machine(B1), metadata, standing(B1, B2, B3, B4), Writer(False, e(6)))
     assert isinstance(fill, Fill)
     assert (fill.wanted, fill.last) == (metadata, e(6))
 
 
-def test_an_open_foreign_ledger_gets_back_what_a_bookie_that_is_there_lacks() -> None:
+def test_repair_fills_a_present_bookie_of_a_foreign_open_ledger() -> None:
     fill = judged(machine(B2), OPEN, standing(B1, B2, B3), Writer(False, e(6)))
     assert isinstance(fill, Fill)
     assert (fill.wanted, fill.last, fill.must) == (OPEN, e(6), {B2})
 
 
-def test_an_open_ledger_of_which_nothing_is_confirmed_has_nothing_to_copy() -> None:
+def test_repair_copies_nothing_of_an_open_ledger_without_confirmed_entry() -> None:
     fill = judged(machine(B2), OPEN, standing(B1, B2, B3), Writer(False, EntryId(-1)))
     assert isinstance(fill, Fill)
     assert fill.last == -1

@@ -1,4 +1,4 @@
-"""The last entry of an open ledger that may be read, by as many of its bookies as it takes (docs/protocol.md L7)."""
+"""The last readable entry of an open ledger, with as many bookies as necessary (docs/protocol.md L7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.sim
 
 
 @pytest.mark.parametrize(("size", "write", "ack"), [(3, 3, 2), (4, 2, 2), (5, 3, 2), (6, 3, 2)], ids=str)
-def test_the_end_is_told_while_every_write_set_is_covered_and_not_else(size: int, write: int, ack: int) -> None:
+def test_end_is_found_exactly_when_every_write_set_is_covered(size: int, write: int, ack: int) -> None:
     async def case(bench: Bench) -> None:
         metadata = await bench.ledger(*NAMES[:size], write=write, ack=ack)
         await appended(bench, bench.handle(metadata), 10)
@@ -39,14 +39,14 @@ def test_the_end_is_told_while_every_write_set_is_covered_and_not_else(size: int
 
 
 # docs/protocol.md L7, B7
-def test_where_a_log_ends_for_good_is_not_told_by_a_bookie_that_may_lack_entries() -> None:
+def test_end_for_good_ignores_a_bookie_that_may_lack_entries() -> None:
     async def case(bench: Bench) -> None:
         metadata = await bench.ledger()
         handle = bench.handle(metadata)
         bench.bookies.at[B2].holds_adds = True
         await appended(bench, handle, 10)
         del handle
-        for entry in range(5, 10):  # B1 is put back to a copy, B2 never had any, B3 is away
+        for entry in range(5, 10):  # B1 was set back to a copy, B2 never had any, B3 is away
             del bench.bookies.at[B1].entries[LEDGER, EntryId(entry)]
         bench.bookies.at[B1].lacs[LEDGER] = EntryId(3)
         bench.bookies.at[B1].is_in_limbo = bench.bookies.at[B3].is_down = True

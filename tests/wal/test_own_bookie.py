@@ -1,4 +1,4 @@
-"""The node's own bookie, when it has to wait for its disk (docs/protocol.md T1, T12)."""
+"""The node's own bookie when it waits for its disk (docs/protocol.md T1, T12)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stuck:
         """Wait for a sync that does not end."""
 
 
-async def test_a_batch_is_not_waited_for_as_long_as_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_bookie_batch_times_out_earlier_than_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_TIMEOUT_S", 0.01)
     own = BookieClients(cast(Any, SimpleNamespace(nursery=None)), lambda _: None, own=(OWN, cast(Any, Stuck())))
     monkeypatch.setattr(module, "READ_TIMEOUT_S", 2 * PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Who of the open ledger's bookies is silent."""
+"""Decisions which bookies of the open ledger are silent."""
 
 from kvstore.types import BookieId, EntryId, LedgerId
 from kvstore.wal.leading.standstill import SILENCE_S, SilentBookies
@@ -16,16 +16,16 @@ def looks(*owed: dict[BookieId, int], every_s: float = 2.0, ledgers: tuple[int, 
 
 
 # docs/protocol.md W2
-def test_silent_is_who_owes_the_same_entry_at_two_more_looks_and_for_three_seconds() -> None:
+def test_bookie_is_silent_after_two_checks_and_three_idle_seconds() -> None:
     assert looks({A: 1, B: 5}, {A: 1, B: 6}, {A: 1, B: 7}) == [[], [], [A]]
     every_s = SILENCE_S / 4
     assert looks(*[{A: 1}] * 5, every_s=every_s) == [[], [], [], [], [A]]
     assert looks(*[{A: 1}] * 3, every_s=60.0) == [[], [], [A]]
 
 
-def test_who_has_stored_something_between_two_looks_is_not_silent() -> None:
+def test_bookie_that_stores_between_checks_is_not_silent() -> None:
     assert looks({A: 1}, {A: 1}, {A: 2}, {A: 2}, {}, {A: 2}, {A: 2}) == [[]] * 7
 
 
-def test_an_entry_of_the_next_ledger_is_another_one() -> None:
+def test_entry_of_the_next_ledger_counts_as_progress() -> None:
     assert looks({A: 0}, {A: 0}, {A: 0}, {A: 0}, ledgers=(7, 7, 8, 8)) == [[]] * 4
