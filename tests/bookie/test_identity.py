@@ -50,7 +50,7 @@ def empty(disk: SimDisk, directory: str) -> None:
     disk.sync_dir(directory)
 
 
-def test_empty_directories_become_a_new_incarnation_that_stays(world: SimWorld, tree: MemoryTree) -> None:
+def test_empty_directories_become_a_new_lasting_incarnation(world: SimWorld, tree: MemoryTree) -> None:
     first = start(world, tree)
     assert first.is_new
     assert first.bookie.startswith("b1-")
@@ -58,7 +58,7 @@ def test_empty_directories_become_a_new_incarnation_that_stays(world: SimWorld, 
         assert start(world, tree) == BookieIdentity(first.bookie, False, ())
 
 
-def test_the_cookie_is_in_every_directory_and_in_the_metadata_store(world: SimWorld, tree: MemoryTree) -> None:
+def test_cookie_is_in_every_directory_and_in_the_metadata_store(world: SimWorld, tree: MemoryTree) -> None:
     bookie = start(world, tree).bookie
     expected = Cookie(
         bookie=bookie, journal_dirs=("bookie/journal",), ledger_dirs=("bookie/journal",), instance_id=CLUSTER,
@@ -72,7 +72,7 @@ def test_the_cookie_is_in_every_directory_and_in_the_metadata_store(world: SimWo
 
 
 # docs/protocol.md L13
-def test_a_bookie_that_lost_all_its_disks_is_another_one(world: SimWorld, tree: MemoryTree) -> None:
+def test_bookie_that_lost_all_disks_gets_another_id(world: SimWorld, tree: MemoryTree) -> None:
     first = start(world, tree)
     for directory in ("bookie/journal", "bookie/index"):
         empty(disk_of(world), directory)
@@ -84,9 +84,7 @@ def test_a_bookie_that_lost_all_its_disks_is_another_one(world: SimWorld, tree: 
 
 # docs/protocol.md B8
 @pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
-def test_one_empty_directory_among_full_ones_is_refused_by_name(
-    world: SimWorld, tree: MemoryTree, directory: str
-) -> None:
+def test_empty_directory_among_full_ones_is_refused_by_name(world: SimWorld, tree: MemoryTree, directory: str) -> None:
     start(world, tree)
     empty(disk_of(world), directory)
     with pytest.raises(ConfigError, match=f"{directory} is empty while the others are not"):
@@ -94,7 +92,7 @@ def test_one_empty_directory_among_full_ones_is_refused_by_name(
 
 
 @pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
-def test_a_directory_with_files_and_no_cookie_is_refused_by_name(
+def test_directory_with_files_and_no_cookie_is_refused_by_name(
     world: SimWorld, tree: MemoryTree, directory: str
 ) -> None:
     start(world, tree)
@@ -106,7 +104,7 @@ def test_a_directory_with_files_and_no_cookie_is_refused_by_name(
         start(world, tree)
 
 
-def test_a_lost_index_costs_nothing_and_the_refusal_says_how_to_go_on(world: SimWorld, tree: MemoryTree) -> None:
+def test_refusal_after_a_lost_index_says_how_to_continue(world: SimWorld, tree: MemoryTree) -> None:
     first = start(world, tree)
     disk = disk_of(world)
     disk.remove("bookie/index/VERSION")
@@ -121,7 +119,7 @@ def test_a_lost_index_costs_nothing_and_the_refusal_says_how_to_go_on(world: Sim
 
 
 @pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
-def test_a_disk_swapped_with_another_bookies_is_refused(world: SimWorld, tree: MemoryTree, directory: str) -> None:
+def test_disk_swapped_with_another_bookies_is_refused(world: SimWorld, tree: MemoryTree, directory: str) -> None:
     start(world, tree)
     other = start(world, tree, "b2", name="b2")
     data = disk_of(world, "b2").names.now.files[f"{directory}/VERSION"].cache.read(0, 4096)
@@ -140,26 +138,26 @@ def test_all_disks_of_another_bookie_are_refused(world: SimWorld, tree: MemoryTr
         start(world, tree)
 
 
-def test_another_cluster_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+def test_disks_of_another_cluster_are_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     with pytest.raises(ConfigError, match=f"belongs to the cluster {CLUSTER}, the metadata store to other"):
         start(world, tree, cluster="other")
 
 
-def test_a_cookie_that_the_metadata_store_does_not_know_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+def test_cookie_unknown_to_the_metadata_store_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     with pytest.raises(ConfigError, match="does not know"):
         start(world, MemoryTree())
 
 
-def test_other_directories_than_it_was_formatted_with_are_refused(world: SimWorld, tree: MemoryTree) -> None:
+def test_directories_other_than_the_formatted_ones_are_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     disk_of(world).rename("bookie/index", "bookie/moved")
     with pytest.raises(ConfigError, match="formatted together with other directories"):
         start(world, tree, index_dir="bookie/moved")
 
 
-def test_a_damaged_cookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+def test_damaged_cookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     disk_of(world).flip_bit("bookie/index/VERSION", 8 * 3 + 5)
     with pytest.raises(ConfigError, match="bookie/index"):
@@ -168,7 +166,7 @@ def test_a_damaged_cookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
 
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("since", [1, 2])
-def test_a_restored_copy_of_the_directories_is_doubted(
+def test_restored_copy_of_the_directories_is_doubted(
     world: SimWorld, tree: MemoryTree, before: int, since: int
 ) -> None:
     for _ in range(before):
@@ -188,7 +186,7 @@ def test_a_restored_copy_of_the_directories_is_doubted(
 @pytest.mark.parametrize("before", [1, 2])
 @pytest.mark.parametrize("since", [1, 3])
 @pytest.mark.parametrize("tries", [1, 2, 5])
-def test_starts_by_an_older_copy_of_the_metadata_raise_no_doubt_there_or_by_the_later_one(
+def test_starts_with_older_metadata_raise_no_doubt_then_or_later(
     world: SimWorld, tree: MemoryTree, before: int, since: int, tries: int
 ) -> None:
     for _ in range(before):
@@ -202,7 +200,7 @@ def test_starts_by_an_older_copy_of_the_metadata_raise_no_doubt_there_or_by_the_
     assert start(world, tree).doubts == ()
 
 
-def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie(world: SimWorld, seed: int) -> None:
+def test_crash_while_formatting_ends_in_one_bookie(world: SimWorld, seed: int) -> None:
     tree = MemoryTree()
     oplog = OpLog(disk_of(world))
     start(world, tree)
@@ -214,7 +212,7 @@ def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie(world: SimWorld, s
         assert start(world, tree, node) == BookieIdentity(first.bookie, False, ())
 
 
-def test_a_cut_at_any_moment_of_a_start_raises_no_doubt(world: SimWorld) -> None:
+def test_crash_during_a_start_raises_no_doubt(world: SimWorld) -> None:
     tree = MemoryTree()
     bookie = start(world, tree).bookie
     oplog = OpLog(disk_of(world))
@@ -231,7 +229,7 @@ def test_a_cut_at_any_moment_of_a_start_raises_no_doubt(world: SimWorld) -> None
             version = data[1].version
 
 
-def test_a_full_disk_keeps_no_bookie_from_starting(world: SimWorld, tree: MemoryTree) -> None:
+def test_full_disk_does_not_prevent_a_start(world: SimWorld, tree: MemoryTree) -> None:
     first = start(world, tree)
     disk = disk_of(world)
     disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes())
@@ -239,7 +237,7 @@ def test_a_full_disk_keeps_no_bookie_from_starting(world: SimWorld, tree: Memory
         assert start(world, tree) == BookieIdentity(first.bookie, False, ())
 
 
-def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: MemoryTree) -> None:
+def test_second_process_starting_as_the_same_bookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     bookie = start(world, tree).bookie
 
     class Racing(MemoryStore):
@@ -255,9 +253,7 @@ def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: 
 
 
 @pytest.mark.parametrize("was_done", [True, False])
-def test_a_start_whose_answer_from_the_metadata_store_was_lost_goes_on(
-    world: SimWorld, tree: MemoryTree, was_done: bool
-) -> None:
+def test_start_continues_when_a_metadata_answer_was_lost(world: SimWorld, tree: MemoryTree, was_done: bool) -> None:
     bookie = start(world, tree).bookie
 
     class Breaking(MemoryStore):
@@ -279,7 +275,7 @@ def test_a_start_whose_answer_from_the_metadata_store_was_lost_goes_on(
     assert start(world, tree) == BookieIdentity(bookie, False, ())
 
 
-def test_a_cookie_deleted_by_a_decommission_keeps_the_bookie_out(world: SimWorld, tree: MemoryTree) -> None:
+def test_bookie_cannot_start_after_a_decommission(world: SimWorld, tree: MemoryTree) -> None:
     bookie = start(world, tree).bookie
 
     async def decommission() -> None:
@@ -294,7 +290,7 @@ def test_a_cookie_deleted_by_a_decommission_keeps_the_bookie_out(world: SimWorld
         start(world, tree)
 
 
-def test_a_node_without_a_bookie_starts_only_where_nobody_counts_on_one(world: SimWorld, tree: MemoryTree) -> None:
+def test_node_without_bookie_starts_only_if_nobody_counts_on_one(world: SimWorld, tree: MemoryTree) -> None:
     cookies = CookieStore(MemoryStore(tree))
 
     def look() -> None:

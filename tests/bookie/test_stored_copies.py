@@ -116,7 +116,7 @@ def test_entry_whose_group_is_being_shown_is_compared(world: SimWorld) -> None:
 
 
 # docs/protocol.md R4
-def test_recovery_add_with_its_own_lac_is_stored_and_with_another_payload_not(world: SimWorld) -> None:
+def test_recovery_add_is_stored_with_its_own_lac_but_not_another_payload(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         assert await shelf.add(L, 5, FIRST, lac=4) is Status.OK
@@ -131,7 +131,7 @@ def test_recovery_add_with_its_own_lac_is_stored_and_with_another_payload_not(wo
 
 
 @pytest.mark.parametrize("kind", list(DigestType))
-def test_what_is_the_same_entry_is_known_for_every_digest(world: SimWorld, kind: DigestType) -> None:
+def test_same_entry_is_recognized_for_every_digest(world: SimWorld, kind: DigestType) -> None:
     """Payloads that differ only where the largest digest of all would be, and other last-add-confirmed."""
     digest = EntryDigest(kind, b"secret")
     meta = Metadata()
@@ -162,7 +162,7 @@ def test_what_is_the_same_entry_is_known_for_every_digest(world: SimWorld, kind:
 
 
 # docs/protocol.md B14
-def test_damaged_copy_is_replaced_by_a_recovery_add_of_its_size_only(world: SimWorld) -> None:
+def test_damaged_copy_is_replaced_only_by_a_recovery_add_of_its_size(world: SimWorld) -> None:
     async def write() -> None:
         await filled(await opened(world), 30, L)
 
@@ -230,7 +230,7 @@ def overwritten(world: SimWorld, *, certified: bool) -> None:
 
 
 @pytest.mark.parametrize("certified", [True, False])
-def test_a_start_keeps_the_first_payload_of_an_entry(world: SimWorld, certified: bool) -> None:
+def test_start_keeps_the_first_payload_of_an_entry(world: SimWorld, certified: bool) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await refuses(shelf, 0, FIRST)
@@ -241,7 +241,7 @@ def test_a_start_keeps_the_first_payload_of_an_entry(world: SimWorld, certified:
     run(world, scenario())
 
 
-def test_a_rebuilt_index_file_keeps_the_first_payload_of_an_entry(world: SimWorld) -> None:
+def test_rebuilt_index_file_keeps_the_first_payload_of_an_entry(world: SimWorld) -> None:
     async def fill() -> None:
         shelf = await opened(world)
         await filled(shelf, 60, OTHER)
@@ -261,7 +261,7 @@ def test_a_rebuilt_index_file_keeps_the_first_payload_of_an_entry(world: SimWorl
     run(world, scenario())
 
 
-def test_a_start_ends_if_the_first_record_of_an_entry_cannot_be_read_now(world: SimWorld) -> None:
+def test_start_ends_if_an_entrys_first_record_cannot_be_read_now(world: SimWorld) -> None:
     overwritten(world, certified=True)
 
     def fails(self: Inventory, *_: object, **__: object) -> bool:

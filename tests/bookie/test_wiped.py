@@ -57,7 +57,7 @@ class Machine:
         return peer
 
 
-def test_a_wiped_bookie_neither_denies_nor_takes_what_belongs_to_the_one_that_was_lost(world: SimWorld) -> None:
+def test_wiped_bookie_neither_denies_nor_accepts_for_the_lost_one(world: SimWorld) -> None:
     async def scenario() -> None:
         machine = Machine(world)
         old = await machine.boot()
@@ -85,7 +85,7 @@ def test_a_wiped_bookie_neither_denies_nor_takes_what_belongs_to_the_one_that_wa
     world.run(scenario())
 
 
-def test_the_writer_of_a_ledger_that_was_recovered_meanwhile_gets_nothing_stored_on_a_wiped_bookie(
+def test_wiped_bookie_stores_nothing_of_a_recovered_ledgers_writer(
     world: SimWorld,
 ) -> None:
     async def scenario() -> None:

@@ -1,7 +1,7 @@
 """The writer under any order of events, for striped and plain ensembles; Hypothesis looks for a violation.
 
-The bookies are sets of entries. Packets that the writer sends are stored or not, and acknowledged or not, in any order. Ensemble
-changes are recorded as the writer asks, with any spare bookie, or abandoned.
+The bookies are sets of entries. Packets that the writer sends are stored or not, and acknowledged or not, in any order.
+Ensemble changes are recorded as the writer asks, with any spare bookie, or abandoned.
 """
 
 from __future__ import annotations

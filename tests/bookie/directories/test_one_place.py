@@ -26,7 +26,7 @@ async def gathered(root: Path, *directories: str) -> Gathered:
 
 
 @pytest.mark.parametrize("target", ["one", "two"], ids=["the first directory", "another new one"])
-async def test_bookie_refuses_directories_that_are_one_place(tmp_path: Path, target: str) -> None:
+async def test_bookie_refuses_directories_that_are_the_same_place(tmp_path: Path, target: str) -> None:
     """Two journals in one directory would overwrite each other."""
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()

@@ -34,12 +34,12 @@ def test_golden_bytes() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(GOLDEN)))
-def test_what_is_not_whole_says_nothing(at: int) -> None:
+def test_damaged_place_file_decodes_to_none(at: int) -> None:
     assert decode_place(GOLDEN[:at]) is None
     assert decode_place(GOLDEN[:at] + bytes([GOLDEN[at] ^ 1]) + GOLDEN[at + 1 :]) is None
 
 
-def test_an_unknown_format_is_refused() -> None:
+def test_place_file_of_unknown_format_is_refused() -> None:
     later = encode_place(PLACE).replace(b"directories 1", b"directories 2")
     with pytest.raises(ValueError, match="expected format kvstore journal directories 1, got"):
         decode_place(_with_crc(later))

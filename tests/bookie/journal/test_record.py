@@ -40,24 +40,24 @@ def test_the_bytes_do_not_change() -> None:
     assert FILE.hex() == "6b76732d6a726e6c00000001000000030123456789abcdef" + "00" * 36 + "23fab755"
 
 
-def test_what_was_written_reads_back() -> None:
+def test_record_reads_back() -> None:
     assert decoded(RECORD) == BODY
     assert record.decode_record_head(RECORD, 0, seed=SEED, offset=4096)[:5] == (1, 1, 168, 7, 3)  # type: ignore[index]
     assert record.decode_group_header(GROUP, 0, SALT, 64) == GroupHeader(2, 1000, 5, 1, 9000)
     assert record.decode_file_header(FILE) == FileHeader(3, SALT)
 
 
-def test_no_flipped_bit_of_a_200_byte_record_passes() -> None:
+def test_record_with_a_flipped_bit_does_not_pass() -> None:
     assert len(RECORD) == 200
     assert [bit for bit in range(1600) if decoded(flipped(RECORD, bit)) is not None] == []
 
 
-def test_no_flipped_bit_of_a_header_passes() -> None:
+def test_header_with_a_flipped_bit_does_not_pass() -> None:
     assert [b for b in range(8 * len(GROUP)) if record.decode_group_header(flipped(GROUP, b), 0, SALT, 64)] == []
     assert [b for b in range(8 * len(FILE)) if record.decode_file_header(flipped(FILE, b))] == []
 
 
-def test_bytes_of_another_place_or_another_file_do_not_pass() -> None:
+def test_bytes_of_another_offset_or_file_do_not_pass() -> None:
     assert decoded(RECORD, offset=4128) is None
     assert record.decode_group_header(GROUP, 0, SALT, 128) is None
     assert record.decode_group_header(GROUP, 0, SALT + 1, 64) is None
@@ -65,7 +65,7 @@ def test_bytes_of_another_place_or_another_file_do_not_pass() -> None:
 
 
 @pytest.mark.parametrize("size", range(0, 200, 13))
-def test_a_cut_record_does_not_pass(size: int) -> None:
+def test_cut_record_does_not_pass(size: int) -> None:
     assert decoded(RECORD[:size]) is None
 
 
