@@ -38,11 +38,11 @@ from tests.bookie.breakages.registry import MUTANTS, hide, mutant, patched, repl
 
 VARIABLE = "BOOKIE_MUTANT"
 MISFIT = re.compile(r"^E +(AttributeError|TypeError|NameError)\b.*", re.MULTILINE)
-"""What a patch for other code than there is ends with."""
+"""The last line of a failure if a patch does not fit the code."""
 
 
 def pytest_configure() -> None:
-    """As a plugin: break what the environment names."""
+    """Break what the environment names. Runs as a plugin."""
     MUTANTS[os.environ[VARIABLE]]()
 
 
@@ -468,7 +468,7 @@ def _never_looks() -> None:
 
 
 def caught_by(name: str) -> str | None:
-    """The first test that fails with the breakage; None if all pass in spite of it."""
+    """Return the first test that fails with the breakage; None if all pass in spite of it."""
     command = [
         sys.executable,
         "-m",

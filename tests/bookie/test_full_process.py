@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 SIZE = 100_000
 IN_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-"""A file system of one's own without being root, where the kernel lets anybody have one."""
+"""A private file system without root rights, if the kernel allows that."""
 MOUNT = 'mount -t tmpfs -o size=16m tmpfs "$0"'
 
 
@@ -59,7 +59,7 @@ class Writer:
         return Status(answer.status)
 
     async def fill(self, ledger: int, size: int = SIZE, *, recovery: bool = False) -> int:
-        """Until an add is refused; returns how many entries were stored."""
+        """Add entries until one is refused. Return the number of stored entries."""
         entry = 0
         while (status := await self.add(ledger, entry, size, recovery=recovery)) is Status.OK:
             entry += 1

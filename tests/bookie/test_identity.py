@@ -1,4 +1,4 @@
-"""Which bookie a set of directories is, and which it must not be taken for."""
+"""Which bookie a set of directories belongs to, and which it must not be taken for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tree() -> MemoryTree:
 def start(
     world: SimWorld, tree: MemoryTree, node: str = "b1", *, cluster: str = CLUSTER, **config: str
 ) -> BookieIdentity:
-    """One start of a bookie on the node, as far as its identity; then the power goes."""
+    """Run one start of a bookie on the node as far as its identity; then cut the power."""
 
     async def work() -> BookieIdentity:
         cookies = CookieStore(MemoryStore(tree))
@@ -208,7 +208,7 @@ def test_crash_while_formatting_ends_in_one_bookie(world: SimWorld, seed: int) -
         node = f"image{number}"
         world.node(node).disk = image.disk
         first = start(world, tree, node)
-        remember_start(disk_of(world, node), ["bookie/journal"], first)  # the tree may know of later ones, by now
+        remember_start(disk_of(world, node), ["bookie/journal"], first)  # the tree may know of later ones by now
         assert start(world, tree, node) == BookieIdentity(first.bookie, False, ())
 
 

@@ -1,5 +1,5 @@
-"""Every errno at every operation of a bookie's disk: what passes costs time, what does not pass ends the use of the
-directory, and nothing that was acknowledged is lost (docs/protocol.md, B9, B39 and B40)."""
+"""Every errno at every operation of a bookie's disk: a temporary error costs time, a permanent one ends the use of the
+directory, and nothing acknowledged is lost (docs/protocol.md, B9, B39 and B40)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def opened(world: SimWorld) -> Shelf:
 
 
 async def write(shelf: Shelf, answers: list[asyncio.Future[Status]], count: int) -> None:
-    """Send adds one after the other; one that gets no answer within a second waits in its group."""
+    """Send adds one after the other. An add without an answer within a second waits in its group."""
     for _ in range(count):
         answers.append(shelf.submit(L, len(answers), b"x" * 300))
         await asyncio.wait([answers[-1]], timeout=1.0)
@@ -114,7 +114,7 @@ def test_journal_ends_after_a_permanent_error(world: SimWorld, name: str, operat
 @pytest.mark.parametrize("operation", ["sync", "sync_dir"])
 @pytest.mark.parametrize("name", [*PASSING, *BROKEN])
 def test_failed_sync_ends_the_journal_whatever_its_errno(world: SimWorld, name: str, operation: str) -> None:
-    """File systems that allocate late report a quota there, for bytes that are gone."""
+    """File systems with delayed allocation report a quota there, for bytes that are lost."""
     answers: list[asyncio.Future[Status]] = []
 
     async def scenario() -> None:

@@ -1,5 +1,5 @@
-"""A stranger on a bookie's port: whoever speaks the protocol and has not the ledger's password changes nothing, in both
-versions of the protocol, whatever the bookie knows of the ledger (docs/protocol.md, B13)."""
+"""An unauthenticated peer on a bookie's port: a peer without the ledger's password changes nothing, in both versions of
+the protocol, whatever the bookie knows of the ledger (docs/protocol.md, B13)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def secured(state: LedgerState = LedgerState.OPEN) -> Metadata:
 
 
 async def attack(served: Served, key: bytes) -> set[Status]:
-    """What a stranger is told, who shows that key, on a connection for each version."""
+    """Return the answers to a peer with that key, on a connection for each version."""
     peer, second = await served.connect(), await served.connect()
     told = {
         Status((await peer.ask(request)).status)
@@ -57,7 +57,7 @@ async def attack(served: Served, key: bytes) -> set[Status]:
 
 
 def traces(served: Served) -> object:
-    """All that a request could have changed."""
+    """Return everything that a request could have changed."""
     storage = served.shelf.storage
     found = storage.inventory.ledgers.get(L)
     of_ledger = found and (found.key, found.is_fenced, found.is_admitted, found.lac, found.explicit_lac)

@@ -14,7 +14,7 @@ from tests.bookie.breakages.registry import mutant, replace
 @mutant("denies what a lost directory may have held")
 def _forgets_what_was_lost() -> None:
     async def nothing(*_: Any) -> None:
-        """No note of any ledger."""
+        """Record no ledger as lost."""
 
     replace(spread, "doubt_what_was_lost", lambda _original: nothing)
 

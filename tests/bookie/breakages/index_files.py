@@ -1,4 +1,5 @@
-"""Ways to break a bookie's index files (docs/protocol.md, B31); tests/bookie/mutants.py has the others and runs all."""
+"""Ways to break a bookie's index files (docs/protocol.md, B31). tests/bookie/mutants.py has the other breakages and
+runs all."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def _early_release() -> None:
 
 
 class _Nothing(dict[int, Any]):
-    """Holds what it is told to, and has it at no look-up."""
+    """Stores items, but finds none."""
 
     def get(self, *_: Any) -> Any:
         return None

@@ -1,4 +1,5 @@
-"""Ways to break what keeps a stored entry its payload (docs/protocol.md, B36); tests/bookie/mutants.py runs all."""
+"""Ways to break the protection of a stored entry's payload (docs/protocol.md, B36); tests/bookie/mutants.py runs
+all."""
 
 from __future__ import annotations
 

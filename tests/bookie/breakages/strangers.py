@@ -1,4 +1,4 @@
-"""Ways to break what a bookie does with strangers: TLS, ids that were given, raw adds."""
+"""Ways to break a bookie's treatment of unauthenticated peers: TLS, given ids, raw adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bookie protocol as a client meets it, byte for byte where Apache's bookie was recorded."""
+"""The bookie protocol as a client sees it, compared byte by byte with recordings of Apache's bookie."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def txn_of(payload: bytes) -> tuple[int, int]:
     return header.txn_id, header.operation
 
 
-# Who is meant
+# Which bookie is meant
 
 
 def test_client_that_means_another_bookie_is_refused_and_disconnected(world: SimWorld) -> None:
@@ -106,7 +106,7 @@ def test_client_that_names_this_bookie_gets_definite_answers(world: SimWorld) ->
 # docs/protocol.md B5
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 def test_unnamed_bookie_denies_nothing_of_a_ledger_elsewhere(world: SimWorld, state: LedgerState) -> None:
-    """The address may have belonged to a bookie that has it."""
+    """The address may have belonged to a bookie that has the ledger."""
     meta = Metadata()
     meta.known = {L: metadata(L, *OTHERS, state=state), 8: metadata(8, state=state), 9: None}
 
@@ -301,7 +301,7 @@ def test_answers_ready_together_are_written_together(world: SimWorld) -> None:
 
 
 async def refused(served: Served) -> None:
-    """A connection is accepted, if at all, only to be closed."""
+    """A connection is accepted at most to be closed."""
     try:
         peer = await served.connect()
     except ConnectionResetError:

@@ -1,5 +1,5 @@
-"""A bookie that goes on without a directory: what that may have held is never denied, no fence is forgotten, and it
-does not come back (docs/protocol.md, B23)."""
+"""A bookie that continues without a directory: the lost contents are never denied, no fence is forgotten, and the
+directory does not come back (docs/protocol.md, B23)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Lives:
         return await open_spread(self.world, self.store, self.meta, dirs, lost)
 
     def written(self, dirs: tuple[str, ...] = (A, B)) -> None:
-        """A life in which all ledgers get entries, some a fence; then the power goes."""
+        """Run a life in which all ledgers get entries, and some a fence; then cut the power."""
 
         async def life() -> None:
             shelf = await self.open(dirs)
@@ -63,7 +63,7 @@ class Lives:
         crash(self.world)
 
     def starts(self, dirs: tuple[str, ...] = (A, B), lost: tuple[str, ...] = ()) -> None:
-        """A life that ends right after its start."""
+        """Run a life that ends right after its start."""
 
         async def life() -> None:
             await self.open(dirs, lost)
@@ -72,7 +72,7 @@ class Lives:
         crash(self.world)
 
     async def check(self, shelf: Spread, lost: str) -> None:
-        """What the lost directory had is neither there nor absent; all else is there."""
+        """Assert that the lost directory's entries are neither present nor absent, and that all others are present."""
         for ledger, home in self.homes.items():
             if home != lost:
                 assert await shelf.payload(ledger, 2) == b"hello"

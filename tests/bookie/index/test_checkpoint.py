@@ -26,7 +26,7 @@ from kvstore.bookie.index.entry_index import EntryIndex
 
 SALT = 0x0123456789ABCDEF
 ENTRIES = {2: (900, 50), 40: (108, 100), 42: (500, 200)}
-"""Entry → offset and size."""
+"""Return entry → offset and size."""
 
 
 def entries() -> EntryIndex:
@@ -118,7 +118,7 @@ def test_the_bytes_do_not_change() -> None:
 
 
 def test_no_flipped_bit_and_no_cut_passes() -> None:
-    """The format's neither: what damage has changed is made again, and nobody is told of a newer build."""
+    """Nor a flipped bit in the format: a damaged file is rebuilt, and nothing reports a newer version."""
     for bit in range(8 * HEADER_SIZE):
         assert decode_checkpoint(flipped(HEAD, bit), TABLE) is None, bit
     for bit in range(8 * SIZE):
@@ -150,7 +150,7 @@ def test_checkpoint_format_of_a_newer_version_is_refused_by_number() -> None:
 
 
 def test_version_with_format_two_takes_format_three_for_damaged() -> None:
-    """It then reads the segments. It compared the checksum of what stands behind the first 16 bytes."""
+    """It then reads the segments. It compared the checksum of the bytes after the first 16."""
     assert crc32c(DATA[16:]) != int.from_bytes(DATA[12:16], "big")
 
 
@@ -173,7 +173,7 @@ def test_checkpoint_of_format_two_is_read() -> None:
 
 
 def test_checkpoint_of_format_one_contains_the_list() -> None:
-    """As it was written until the lists stood by themselves."""
+    """As it was written before lists were separate files."""
     counted = bytearray(FORMAT_2_REST)
     at = 4 + 8 + 8 + 8 + 1
     counted[at : at + 4] = pack(">I", 3)

@@ -1,4 +1,4 @@
-"""The journal's bytes: pinned, and proof against every flipped bit."""
+"""The journal's bytes: golden, and checked against every flipped bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = record.encode_file_header(FileHeader(3, SALT))
 
 
 def decoded(data: bytes, offset: int = 4096) -> bytes | None:
-    """The body of a record that passes every check."""
+    """Return the body of a record that passes every check."""
     head = record.decode_record_head(data, 0, seed=SEED, offset=offset)
     body = data[record.RECORD_HEADER_SIZE :]
     return body if head is not None and record.is_body_good(head, body) else None

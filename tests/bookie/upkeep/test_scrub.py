@@ -1,4 +1,4 @@
-"""The scrub finds damage before a reader does, tells of it, and keeps its rate."""
+"""The scrub finds damage before a reader does, reports it, and keeps its rate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, meta: M
 
 # docs/protocol.md B14
 def test_damage_found_by_a_read_in_the_open_segment_survives_a_round(world: SimWorld, meta: Metadata) -> None:
-    """The scrub passes over that segment: nobody else would leave the entry out of the list."""
+    """The scrub skips that segment, so only this record keeps the entry out of the list."""
 
     async def scenario() -> None:
         store = await opened(world, meta)
@@ -56,7 +56,7 @@ def test_damage_found_by_a_read_in_the_open_segment_survives_a_round(world: SimW
         assert list(scrubber.damaged) == [(KEPT, entry)]
         _, runs = await store.shelf.entries(KEPT)
         assert {first + at for first, count in runs for at in range(count)} == set(range(30)) - {entry}
-        for more in range(30, 90):  # the segment is full, and no more the open one
+        for more in range(30, 90):  # the segment is full, and no longer the open one
             assert await store.shelf.add(GONE, more, payload_of(GONE, more)) is Status.OK
         assert await scrubber.round() == 1
         disk.flip_bit(path, bit)
