@@ -20,7 +20,7 @@ def test_breakage_for_the_whole_run_stays() -> None:
     sound = Adds._store
     with broken("acks before the sync"):
         outer = Adds._store
-        with broken("forgets to write the fence down"), broken("acks before the sync"):
+        with broken("does not record the fence"), broken("acks before the sync"):
             assert Adds._store is not outer
         assert Adds._store is outer is not sound
     assert Adds._store is sound
