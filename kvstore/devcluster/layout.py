@@ -15,7 +15,7 @@ from kvstore.errors import ConfigError
 from kvstore.meta.address import Address, Kind, address_fault, parse
 from kvstore.server.config import MetadataConfig, NodeConfig
 from kvstore.types import Quorum
-from kvstore.wal.config import Keepers, LogConfig
+from kvstore.wal.config import BookieKind, LogConfig
 
 ZOOKEEPER_PORT = 2181
 ETCD_PORT = 2379
@@ -62,7 +62,7 @@ class ClusterFile:
     own_zookeeper: bool = True
     """Whether `up` starts the metadata store."""
     unsafe: bool = False
-    bookies: Keepers = Keepers.NODES
+    bookies: BookieKind = BookieKind.NODES
     secret_file: str = ""
     """Empty only until `up` has made it, which it does once."""
     secure: bool = False
@@ -131,7 +131,7 @@ class Wish:
     """The address of an existing metadata store to use instead of a local one."""
     metadata: Kind | None = None
     """The kind of a local one. None: a ZooKeeper, or as it was."""
-    bookies: Keepers | None = None
+    bookies: BookieKind | None = None
     """Who stores the ledgers. None: the nodes, or as it was."""
     unsafe: bool = False
     secure: bool | None = None
@@ -156,12 +156,12 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
             f"--nodes {count}: fewer than {SAFE_NODES_MIN} nodes cannot lose one and go on; give --unsafe if that is "
             "meant"
         )
-    bookies = wish.bookies or Keepers.NODES
-    if bookies is Keepers.EXTERNAL and wish.zookeeper is None:
+    bookies = wish.bookies or BookieKind.NODES
+    if bookies is BookieKind.EXTERNAL and wish.zookeeper is None:
         raise ConfigError("--bookies external: want --metadata too, the address of the store that they register in")
     if wish.zookeeper is not None and (fault := address_fault(wish.zookeeper)):
         raise ConfigError(f"--metadata: {fault}")
-    if wish.secure and bookies is Keepers.EXTERNAL:
+    if wish.secure and bookies is BookieKind.EXTERNAL:
         raise ConfigError(
             "--secure: want the nodes' own bookies, got --bookies external: those bring their own certificates"
         )
@@ -205,7 +205,7 @@ def addresses(cluster: ClusterFile, node: NodePlace) -> Iterator[Setting]:
 def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeConfig:
     """Make the configuration of the node's process."""
     bookies, log = len(cluster.nodes), LogConfig(bookies=cluster.bookies)
-    if cluster.bookies is Keepers.NODES and bookies < SAFE_NODES_MIN:
+    if cluster.bookies is BookieKind.NODES and bookies < SAFE_NODES_MIN:
         log = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True)
     tls, metadata = Tls(), MetadataConfig(uri=cluster.zookeeper if cluster.store.kind is Kind.ETCD else "")
     if cluster.secure:
@@ -248,7 +248,7 @@ def listeners(cluster: ClusterFile, ids: set[str]) -> Iterator[tuple[str, str]]:
     for node in cluster.nodes:
         if node.id in ids:
             for name in PORTS:
-                if name == "bookie" and cluster.bookies is Keepers.EXTERNAL:
+                if name == "bookie" and cluster.bookies is BookieKind.EXTERNAL:
                     continue
                 yield f"{name} of node {node.id}", getattr(node, name)
 

@@ -33,7 +33,7 @@ from kvstore.proto.bookkeeper import Status
 from tests.bookie.breakages import directories as of_directories  # noqa: F401 - it registers more of them
 from tests.bookie.breakages import index_files as of_index_files  # noqa: F401 - so does this
 from tests.bookie.breakages import stored_copies as of_held_entries  # noqa: F401 - as does this
-from tests.bookie.breakages import strangers  # noqa: F401 - and this
+from tests.bookie.breakages import unauthenticated  # noqa: F401 - and this
 from tests.bookie.breakages.registry import MUTANTS, hide, mutant, patched, replace
 
 VARIABLE = "BOOKIE_MUTANT"

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.inventory import IsOurs, OwnLedgers, nobodys
+from kvstore.bookie.inventory import IsOurs, OwnLedgers, none_are_ours
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env import Env
 from kvstore.errors import MetadataUnavailable
@@ -101,7 +101,7 @@ class Shelf:
         env: Env,
         config: BookieConfig | None = None,
         meta: Metadata | None = None,
-        is_ours: IsOurs = nobodys,
+        is_ours: IsOurs = none_are_ours,
     ) -> None:
         self.env = env
         self.meta = meta or Metadata()

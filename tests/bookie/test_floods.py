@@ -282,11 +282,11 @@ def test_errors_of_unauthenticated_peers_are_counted_and_rate_limited(
 
 def test_log_line_reports_how_many_lines_were_suppressed(caplog: pytest.LogCaptureFixture, world: SimWorld) -> None:
     async def scenario() -> None:
-        sparing = RateLimitedLog(logging.getLogger("kvstore.bookie.any"))
+        limited = RateLimitedLog(logging.getLogger("kvstore.bookie.any"))
         for number in range(BURST + 5):
-            sparing.say(logging.WARNING, "number %d", number)
+            limited.emit(logging.WARNING, "number %d", number)
         await pause(1.5)
-        sparing.say(logging.WARNING, "number %d", 99)
+        limited.emit(logging.WARNING, "number %d", 99)
 
     world.run(scenario())
     assert [record.getMessage() for record in caplog.records][-2:] == ["number 19", "number 99 (and 5 lines like this)"]

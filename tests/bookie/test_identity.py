@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 
-from kvstore.bookie.identity import BookieIdentity, establish, refuse_to_strand, remember_start
+from kvstore.bookie.identity import BookieIdentity, establish, refuse_orphaned_directories, remember_start
 from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
@@ -294,7 +294,7 @@ def test_node_without_bookie_starts_only_if_nobody_counts_on_one(world: SimWorld
     cookies = CookieStore(MemoryStore(tree))
 
     def look() -> None:
-        run(world, refuse_to_strand(world.env("b1"), tiny(), cookies), "b1")
+        run(world, refuse_orphaned_directories(world.env("b1"), tiny(), cookies), "b1")
 
     look()
     bookie = start(world, tree).bookie

@@ -11,7 +11,7 @@ import pytest
 from kvstore.bookie import Bookie
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.upkeep.reclaim import nobodys
+from kvstore.bookie.upkeep.reclaim import none_are_ours
 from kvstore.env.ports import Nursery
 from kvstore.errors import ConfigError, MetadataUnavailable
 from kvstore.meta import paths
@@ -262,7 +262,7 @@ def test_bookie_removed_while_it_starts_does_not_serve(world: SimWorld, tree: Me
 # docs/protocol.md B10, B29
 def test_deleted_ledgers_are_dropped_automatically(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
-        async with started(world, tree, nobodys, reclaim_interval_s=30.0) as one:
+        async with started(world, tree, none_are_ours, reclaim_interval_s=30.0) as one:
             await one.create_ledger()
             assert await one.add(0) is Status.OK
             await LedgerStore(one.store).remove(L, -1)

@@ -14,10 +14,10 @@ from kvstore.wal.writer import (
     Confirm,
     EnsembleChanged,
     Fenced,
-    GaveUp,
     Halt,
     ReplaceBookies,
     Returned,
+    SlowBookiesFailed,
     Spares,
     StopWriting,
     Store,
@@ -282,7 +282,7 @@ def test_writer_fails_a_bookie_with_too_many_outstanding_entries(monkeypatch: py
         writer.handle(Append(b"a", NOW))
         stored(writer, entry, B1, B2)
     assert writer.failed == frozenset()
-    assert GaveUp((B3,)) in writer.handle(Append(b"a", NOW))
+    assert SlowBookiesFailed((B3,)) in writer.handle(Append(b"a", NOW))
     assert writer.failed == {B3}
     assert sent(writer.handle(Append(b"a", NOW))) == [(e(4), (B1, B2))]
 

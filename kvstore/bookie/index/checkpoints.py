@@ -65,7 +65,7 @@ def _checkpoint(disk: Disk, path: str) -> Checkpoint | None:
     try:
         file = disk.open(path)
     except OSError as error:
-        _say_not_given(path, error)
+        _log_unreadable(path, error)
         return None
     try:
         head, size = file.read(0, HEADER_SIZE), file.size()
@@ -74,14 +74,14 @@ def _checkpoint(disk: Disk, path: str) -> Checkpoint | None:
             return decode_whole(file.read(0, size))
         return decode_checkpoint(head, file.read(*span)) if sum(span) == size else None
     except OSError as error:
-        _say_not_given(path, error)
+        _log_unreadable(path, error)
         return None
     finally:
         file.close()
 
 
 # docs/protocol.md B31
-def _say_not_given(path: str, error: OSError) -> None:
+def _log_unreadable(path: str, error: OSError) -> None:
     """Log a bad sector, which does not prevent a start. Raises a temporary error, because the file is intact then."""
     if is_passing(error):
         raise error
@@ -94,7 +94,7 @@ def _read(disk: Disk, path: str) -> bytes:
     try:
         return read_file(disk, path)
     except OSError as error:
-        _say_not_given(path, error)
+        _log_unreadable(path, error)
         return b""
 
 

@@ -40,7 +40,7 @@ class RebuiltIndex:
     """The whole file; None if it cannot be recreated as it was, so that the next start must read the segment."""
 
 
-def _say_unwritten(file: int, error: OSError) -> None:
+def _log_unwritten(file: int, error: OSError) -> None:
     log.warning("checkpoint not written, its index stays in memory segment=%d error=%s", file, error)
 
 
@@ -172,7 +172,7 @@ class IndexFiles:
         if rebuilt.data is None:
             self._give_up(file)
         else:
-            self._replace(file, rebuilt.data, lambda: None, partial(_say_unwritten, file))
+            self._replace(file, rebuilt.data, lambda: None, partial(_log_unwritten, file))
 
     def checkpoint(self, file: int) -> Checkpoint | None:
         """Return the table of a segment's file if it exists and is intact. Raises OSError for a temporary error."""
@@ -209,7 +209,7 @@ class IndexFiles:
             self._write_another()
 
         def failed(error: OSError) -> None:
-            _say_unwritten(checkpoint.file, error)
+            _log_unwritten(checkpoint.file, error)
             if checkpoint.file in self._in_memory:
                 self._unwritten.append(checkpoint)
 
@@ -297,7 +297,7 @@ class IndexFiles:
             self._need_room(len(data))
             self._put(checkpoint_path(self.directory, checkpoint.file), data)
         except OSError as error:
-            _say_unwritten(checkpoint.file, error)
+            _log_unwritten(checkpoint.file, error)
             return False
         del self._in_memory[checkpoint.file]
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvstore.bookie import identity, storage
-from kvstore.bookie.directories import gathering, homes, membership, part, spread
+from kvstore.bookie.directories import directory_storage, gathering, homes, membership, spread
 from kvstore.bookie.directories.places import MemberState
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.breakages.registry import mutant, replace
@@ -26,7 +26,7 @@ def _gone_at_once() -> None:
             found = original(self, found, anchor)
             if found.lost:
                 found = found.after(MemberState.LOST, MemberState.GONE)
-                self.say(found, found.present)
+                self.record(found, found.present)
             return found
 
         return changed
@@ -53,12 +53,12 @@ def _misses_nothing() -> None:
 @mutant("does not record a new directory in the others")
 def _joins_alone() -> None:
     def make(original: Any) -> Any:
-        def say(self: Any, found: Any, numbers: Any) -> None:
+        def record(self: Any, found: Any, numbers: Any) -> None:
             original(self, found, [each for each in numbers if each])
 
-        return say
+        return record
 
-    replace(gathering._Gathering, "say", make)
+    replace(gathering._Gathering, "record", make)
 
 
 @mutant("confirms requests that waited for a failed directory")
@@ -75,12 +75,12 @@ def _confirms_anyway() -> None:
 
         return refuse_all
 
-    replace(part.DirectoryStorage, "refuse_all", make)
+    replace(directory_storage.DirectoryStorage, "refuse_all", make)
 
 
 @mutant("does not answer requests that waited for a failed directory")
 def _silence() -> None:
-    replace(part.DirectoryStorage, "refuse_all", lambda _original: lambda _self: None)
+    replace(directory_storage.DirectoryStorage, "refuse_all", lambda _original: lambda _self: None)
 
 
 @mutant("moves the ledgers of a failed directory to the others")
@@ -92,7 +92,7 @@ def _takes_over() -> None:
 
         return fail
 
-    replace(part.DirectoryStorage, "fail", make)
+    replace(directory_storage.DirectoryStorage, "fail", make)
 
 
 @mutant("ends the process when one directory of several fails")
@@ -102,7 +102,7 @@ def _one_for_all() -> None:
 
 @mutant("asks another directory about a ledger with waiting requests")
 def _forgets_who_waits() -> None:
-    replace(homes.Homes, "chosen", _without_memory)
+    replace(homes.LedgerDirectories, "chosen", _without_memory)
 
 
 def _without_memory(original: Any) -> Any:
@@ -145,9 +145,9 @@ def _remembers_early() -> None:
 
 @mutant("does not doubt records that a start writes again")
 def _tail_undoubted() -> None:
-    replace(storage, "doubt_again", lambda _original: lambda _found, _facts: None)
+    replace(storage, "renew_doubts", lambda _original: lambda _found, _facts: None)
 
 
 @mutant("ends a doubt because an earlier one had ended")
 def _ends_doubt() -> None:
-    replace(storage, "end_no_doubt", lambda _original: lambda _found: None)
+    replace(storage, "drop_ends_of_doubts", lambda _original: lambda _found: None)

@@ -99,7 +99,7 @@ def test_missing_newest_segment_is_noticed_after_its_namer_was_removed(
 ) -> None:
     disk = written(world)
     with monkeypatch.context() as patch:  # as the starts of a former release
-        patch.setattr(storage, "let_go_of_empty", lambda *_: None)
+        patch.setattr(storage, "release_empty_segments", lambda *_: None)
         for _ in range(3):
             run(world, idle(world))
             crash(world)

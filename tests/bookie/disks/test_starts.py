@@ -272,7 +272,7 @@ def test_start_without_space_for_its_records_reports_a_full_disk(
     def full(*_: object) -> None:
         raise JournalFull
 
-    monkeypatch.setattr(storage, "let_go_of_empty", full)
+    monkeypatch.setattr(storage, "release_empty_segments", full)
     for config in (ONE, SEVERAL):
         with pytest.raises(OSError, match="no space is left") as refused:
             run(world, Life(world, MemoryTree(), config).first(0))

@@ -433,7 +433,7 @@ def test_a_bookie_that_is_silent_while_its_ledger_is_closed_is_replaced_no_more(
         bench.store.freeze()
         end = bench.env.nursery.spawn(handle.close(), name="close")
         await bench.pass_time(0.01)
-        handle.give_up_on(B3, "no add of the ledger was answered")
+        handle.fail_silent(B3, "no add of the ledger was answered")
         await bench.pass_time(0.01)
         bench.store.thaw()
         await end

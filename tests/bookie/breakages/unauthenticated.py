@@ -81,17 +81,19 @@ def _raw_from_everybody() -> None:
 
 @mutant("accepts raw adds to a ledger that has entries")
 def _raw_to_all() -> None:
-    replace(raw_adds, "is_nobodys", lambda _original: lambda *_: True)
+    replace(raw_adds, "has_no_writer", lambda _original: lambda *_: True)
 
 
 @mutant("accepts raw adds to an id without a ledger")
 def _raw_to_none() -> None:
-    replace(raw_adds, "is_nobodys", lambda original: lambda metadata, key: metadata is None or original(metadata, key))
+    replace(
+        raw_adds, "has_no_writer", lambda original: lambda metadata, key: metadata is None or original(metadata, key)
+    )
 
 
 @mutant("accepts an add of the ledger's writer as a raw add")
 def _raw_from_the_writer() -> None:
-    replace(raw_adds, "is_nobodys", lambda original: lambda metadata, _key: original(metadata, b""))
+    replace(raw_adds, "has_no_writer", lambda original: lambda metadata, _key: original(metadata, b""))
 
 
 @mutant("trusts forever that a ledger accepts raw adds")

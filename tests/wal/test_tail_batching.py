@@ -85,7 +85,7 @@ def test_tail_gives_an_entry_after_a_pause_at_once() -> None:
             scene.append()
             while len(scene.writer.entries.confirmed) <= number:
                 await scene.bench.pass_time(NO_DELAY_S)
-            scene.writer.log.handle._tell_lac(e(number))
+            scene.writer.log.handle._send_lac(e(number))
             await scene.bench.pass_time(2 * DELAY_S)
             assert scene.given == list(range(1, number + 1))
             await scene.bench.pass_time(1.0)
