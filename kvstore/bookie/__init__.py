@@ -1,4 +1,4 @@
-"""Bookies: who store the entries of ledgers, durably, for whoever holds a ledger's key."""
+"""Bookies, which durably store the entries of ledgers for clients that hold a ledger's key."""
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.identity import refuse_orphaned_directories

@@ -96,7 +96,7 @@ def test_repair_keeps_the_place_of_a_returned_bookie() -> None:
     work = machine(B3)
     fill = filling(work, CLOSED, standing(B1, B2, B3, B4))
     assert fill.wanted == CLOSED
-    assert B3 in fill.must, "what it may lack after all is copied"
+    assert B3 in fill.must, "entries that it may lack are copied"
     assert work.handle(Filled()) == End(is_whole=True)
 
 

@@ -228,7 +228,7 @@ def test_connection_with_many_polls_gives_way_when_all_have_too_many(
         assert served.service.polls == 100 + 2 * 10
         peer.send(*(wire.encode_long_poll(txn, L, 5, 1000) for txn in range(10)))
         answers = [wire.decode_response(payload) for payload in await peer.answers(10)]
-        assert {each.status for each in answers} == {Status.OK}, "so few anybody may have"
+        assert {each.status for each in answers} == {Status.OK}, "any connection may have this few"
         refused = 0
         for stranger in strangers:
             answers = [wire.decode_response(payload) for payload in await stranger.answers(50)]

@@ -78,7 +78,7 @@ async def test_filled_and_freed_disk_is_written_again_by_the_same_process(tmp_pa
         writer = Writer(peer)
         assert await writer.fill(7) > 50
         kept = await writer.fill(8, recovery=True)
-        assert kept, "copies have more room than adds"
+        assert kept, "copies have more space than adds"
         await writer.fill(10, 100, recovery=True)
         for ledger in range(100, 200):
             answer = await peer.ask(wire.encode_read(1, ledger, wire.LAST_ENTRY, fence_key=KEY))

@@ -168,7 +168,7 @@ def test_full_disk_changes_the_registration_and_is_logged_once(
             await pause(1)
             assert await one.client.bookies() == Bookies({}, {one.bookie.id: "b1:3181"})
             await pause(20)
-            assert caplog.text.count("cannot be created, retrying") == 1, "not each time that it looks"
+            assert caplog.text.count("cannot be created, retrying") == 1, "not at each check"
             disk.set_capacity(1 << 30)
             await pause(5)
             assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})

@@ -80,7 +80,7 @@ def test_raw_add_is_stored_and_read_in_both_protocol_versions(world: SimWorld, m
         for entry in range(6):
             assert (await peer.ask(wire.encode_read(2, EMPTY, entry))).body == raw(EMPTY, entry)
         assert (await peer.ask(wire.encode_read(2, EMPTY, 6))).status == Status.NO_ENTRY
-        assert await add(peer, EMPTY, 7, key=b"x" * 20) is not Status.OK, "whoever came first has it"
+        assert await add(peer, EMPTY, 7, key=b"x" * 20) is not Status.OK, "the first sender has it"
         assert meta.asked.count(EMPTY) < 4, "not for each add"
 
     serve(world, scenario, meta, admit_raw_adds=True)

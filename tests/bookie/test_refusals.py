@@ -68,7 +68,7 @@ def test_journal_accepts_adds_again_after_a_temporary_error(world: SimWorld, nam
         before = acknowledged(answers)
         assert shelf.storage.is_readonly
         assert shelf.storage.journal.why_full == reason_of(error_of(name), "bookie/journal")
-        assert [await shelf.status(L, each) for each in before] == [Status.OK] * len(before), "reads go on"
+        assert [await shelf.status(L, each) for each in before] == [Status.OK] * len(before), "reads continue"
         disk.refusals.clear()
         await pause(2 * RETRY_S)
         assert not shelf.storage.is_readonly
@@ -225,7 +225,7 @@ def test_bookie_without_inodes_is_readonly_and_reports_it(world: SimWorld, monke
         assert shelf.storage.is_readonly
         assert shelf.storage.journal.why_full == f"fewer than {FILES_RESERVE} inodes are free: bookie/journal"
         assert await shelf.add(L, 0) is Status.READ_ONLY
-        assert await shelf.status(L, fence=True) is Status.NO_ENTRY, "a fence still has room"
+        assert await shelf.status(L, fence=True) is Status.NO_ENTRY, "a fence still has space"
         free = 0
         await pause(LOOK_S + 1)
         assert shelf.storage.journal.why_full.startswith("no inodes are free, although bytes are: bookie/journal")

@@ -73,7 +73,7 @@ def test_peer_without_key_cannot_change_an_unknown_ledger(world: SimWorld, state
         assert await attack(served, key) == {Status.UNAUTHORIZED}
         assert traces(served) == before
         fenced = await peer.ask(wire.encode_read(1, L, 0, fence_key=RIGHT, context=NAMED))
-        assert fenced.status in (Status.NO_ENTRY, Status.NO_LEDGER), "who recovers it is no stranger"
+        assert fenced.status in (Status.NO_ENTRY, Status.NO_LEDGER), "a recovery has the key"
 
     serve(world, scenario, secured(state))
 

@@ -78,7 +78,7 @@ def test_census_is_due_after_changes_and_rests_by_its_cost() -> None:
     assert not is_due(taken(set()), {C}, soon - 1)
     assert is_due(taken(set()), {D}, soon), "the count began before D was away, and may not know of its ledgers"
     assert not is_due(taken({D}), {D}, soon), "no ledger names D"
-    assert is_due(taken({C}), {C}, soon), "repair may have gone on"
+    assert is_due(taken({C}), {C}, soon), "repair may have continued"
     assert not is_due(taken({C}, took_s=100.0), {C}, 1_000.0 + RESTS * 100.0 - 1)
 
 

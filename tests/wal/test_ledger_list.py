@@ -72,7 +72,7 @@ def test_bound_does_not_hold_up_ledgers_before_an_exact_one() -> None:
     assert log.trimmable(Seq(1000), None) == [10, 11, 12, 13]
     assert log.trimmable(Seq(40), None) == [10, 11, 12]
     assert log.trimmable(Seq(39), None) == [], "12 may hold anything below 40"
-    assert log.trimmable(Seq(1000), LedgerId(12)) == [], "and what is behind 11 may begin anywhere"
+    assert log.trimmable(Seq(1000), LedgerId(12)) == [], "and ledgers after 11 may begin anywhere"
     assert known(True, True, True, False).trimmable(Seq(1000), None) == [10, 11]
 
 
@@ -106,7 +106,9 @@ def test_list_names_the_end_before_its_last_two_ledgers() -> None:
     after = listed(1, 20).with_ledger(LedgerId(12), Seq(30), epoch=2, lease_ms=100, closed_end=closed)
     assert after.closed_end == LogEnd(LedgerId(10), EntryId(7))
     assert after.without_first([EntryId(7)]).closed_end == after.closed_end
-    assert after.with_ledger(LedgerId(13), Seq(30), epoch=2, lease_ms=100).closed_end is None, "it is another one's"
+    assert after.with_ledger(LedgerId(13), Seq(30), epoch=2, lease_ms=100).closed_end is None, (
+        "it belongs to another ledger"
+    )
 
 
 # docs/protocol.md G25
@@ -115,8 +117,8 @@ def test_reader_behind_the_closed_end_continues_in_the_last_two_ledgers() -> Non
     after = listed(1, 20).with_ledger(LedgerId(12), Seq(30), epoch=2, lease_ms=100, closed_end=closed)
     assert after.closed_before(closed) == 11
     assert after.closed_before(Position(LedgerId(10), EntryId(6))) is None, "an entry is missing"
-    assert after.closed_before(Position(LedgerId(11), EntryId(0))) is None, "it stands in the last two itself"
-    assert listed(1, 20).closed_before(closed) is None, "an older build wrote the list"
+    assert after.closed_before(Position(LedgerId(11), EntryId(0))) is None, "it is in one of the last two itself"
+    assert listed(1, 20).closed_before(closed) is None, "an older version wrote the list"
 
 
 # docs/protocol.md G25

@@ -124,7 +124,7 @@ def test_machine_registered_twice_gets_one_place(seed: int) -> None:
     registered = {FORMER: "", **dict.fromkeys(ensemble, "")}
     for failed in (ensemble[:1], ensemble[:2]):
         taken = swaps(ensemble, failed, registered, luck)
-        assert OTHERS[0] not in taken, "who has failed may come back; a disk that is gone does not"
+        assert OTHERS[0] not in taken, "a failed bookie may come back; a lost disk does not"
     newest = BookieId("n2-000000000fff")
     lost_twice = (FORMER, NOW, OTHERS[0])
     assert swaps(lost_twice, {FORMER, NOW}, {newest: ""}, luck) == {FORMER: newest}

@@ -97,7 +97,9 @@ def test_client_of_our_or_an_unnamed_cluster_is_served(world: SimWorld) -> None:
 def test_client_that_names_this_bookie_gets_definite_answers(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         assert (await peer.ask(wire.encode_read(1, L, 0, context=NAMED))).status == Status.NO_LEDGER
-        assert (await peer.ask(wire.encode_read(2, L, 0))).status == Status.NO_LEDGER, "said once is enough"
+        assert (await peer.ask(wire.encode_read(2, L, 0))).status == Status.NO_LEDGER, (
+            "naming the bookie once is enough"
+        )
         assert served.meta.asked == []
 
     serve(world, scenario)
@@ -281,7 +283,7 @@ def test_client_that_reads_no_answers_is_not_served_and_holds_no_memory(world: S
         peer.send(*(wire.encode_read(txn, L, 0) for txn in range(1, 2001)))
         await pause(5)
         reads = served.shelf.storage.statistics.reads
-        assert reads < 100, "200 MB of answers were asked for"
+        assert reads < 100, "200 MB of answers were requested"
         peer.transport.resume_reading()
         answers = await peer.answers(2000)
         assert [wire.decode_response(payload).txn for payload in answers] == list(range(1, 2001))

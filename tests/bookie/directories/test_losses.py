@@ -126,7 +126,7 @@ def test_lost_fence_still_holds(lives: Lives) -> None:
                 assert await shelf.add(ledger, 3) is Status.OK
         lives.meta.is_away = False
         for ledger in LEDGERS:
-            assert await shelf.add(ledger, 3) is Status.OK, "its writer goes on"
+            assert await shelf.add(ledger, 3) is Status.OK, "its writer continues"
             assert await shelf.status(ledger, 4) in (Status.NO_ENTRY, Status.UNKNOWN_LEDGER_STATE)
 
     run(lives.world, life())
@@ -211,7 +211,7 @@ def test_second_loss_is_survived_by_the_others(lives: Lives) -> None:
             if home == A:
                 assert await shelf.payload(ledger, 2) == b"hello"
             else:
-                assert await shelf.status(ledger, 2) is Status.UNKNOWN_LEDGER_STATE, "it was noted in C perhaps"
+                assert await shelf.status(ledger, 2) is Status.UNKNOWN_LEDGER_STATE, "it may have been recorded in C"
 
     run(lives.world, life())
 
@@ -234,7 +234,7 @@ def test_doubt_ends_when_all_entries_were_copied_back(lives: Lives) -> None:
     async def life() -> None:
         shelf = await lives.open(lost=(B,))
         lives.meta.create(ledger, LedgerState.CLOSED, 2)
-        assert await shelf.entries(ledger) == (Status.OK, []), "so that it is seen what it lacks"
+        assert await shelf.entries(ledger) == (Status.OK, []), "so that missing entries are noticed"
         (part,) = shelf.storage.parts
         for entry in range(3):
             assert ledger not in await settle(part.storage, lives.meta)

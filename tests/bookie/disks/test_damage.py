@@ -78,7 +78,7 @@ def test_flipped_bit_in_a_packet_is_an_error_and_never_absence(
         listed = {each for first, count in runs for each in range(first, first + count)}
         assert listed == set(range(30)) - {entry}, "it is not listed, so that it is copied here again"
         assert await shelf.add(L, entry, bytes([entry]) * 300, recovery=True) is Status.OK
-        assert await shelf.payload(L, entry) == bytes([entry]) * 300, "a peer's copy mends it"
+        assert await shelf.payload(L, entry) == bytes([entry]) * 300, "a peer's copy repairs it"
 
     run(world, read())
 
@@ -121,9 +121,9 @@ def test_entries_hidden_by_a_damaged_head_are_unknown_not_absent(world: SimWorld
         assert there.count(Status.OK) >= 25
         assert set(there) == {Status.OK, Status.UNKNOWN_LEDGER_STATE}
         assert there[30] is Status.UNKNOWN_LEDGER_STATE
-        assert await shelf.status(50, 0) is Status.UNKNOWN_LEDGER_STATE, "it may have been among what is hidden"
+        assert await shelf.status(50, 0) is Status.UNKNOWN_LEDGER_STATE, "it may be among the hidden records"
         assert (await shelf.entries(50))[0] is Status.UNKNOWN_LEDGER_STATE
-        assert (await shelf.entries(L))[0] is Status.OK, "what is here is no secret"
+        assert (await shelf.entries(L))[0] is Status.OK, "entries that are here are returned"
         assert (await shelf.read_lac(50))[0] is Status.UNKNOWN_LEDGER_STATE
         assert (await shelf.poll(50, 0))[0] is Status.UNKNOWN_LEDGER_STATE
 

@@ -186,7 +186,7 @@ def test_damaged_header_of_an_unnamed_segment_is_no_torn_one(world: SimWorld, ho
         assert await shelf.status(9, 0) is Status.UNKNOWN_LEDGER_STATE
         assert shelf.meta.asked == []
         await shelf.add(9, 0)
-        assert shelf.meta.asked == [9], "its fence is forgotten: who fenced it has told the metadata store"
+        assert shelf.meta.asked == [9], "its fence is forgotten, but the recovery marked the metadata"
 
     run(world, write())
     crash(world)
@@ -282,7 +282,7 @@ def test_records_written_again_at_a_start_are_doubted_too(world: SimWorld, last:
         shelf = Shelf(world.env("b1"), meta=meta)
         await shelf.storage.start(doubts)
         meta.known[new] = metadata(new, state=LedgerState.IN_RECOVERY)
-        assert await shelf.status(new, 1) is Status.UNKNOWN_LEDGER_STATE, "it may have been in what was lost"
+        assert await shelf.status(new, 1) is Status.UNKNOWN_LEDGER_STATE, "it may have been in the lost segment"
         assert await shelf.status(78, 0) is Status.UNKNOWN_LEDGER_STATE
         assert await shelf.add(new, 1) is Status.FENCED, "a fence may have been there too"
 
@@ -376,7 +376,7 @@ def test_full_disk_makes_the_bookie_readonly_until_space_is_freed(world: SimWorl
         assert moves == [True]
         assert shelf.storage.is_readonly
         assert await shelf.status(L, 0) is Status.OK, "reads are served"
-        assert await shelf.add(L, entry, recovery=True) is Status.OK, "recovery writes on from the reserve"
+        assert await shelf.add(L, entry, recovery=True) is Status.OK, "recovery continues to write from the reserve"
         assert await shelf.status(9, fence=True) is Status.NO_ENTRY, "fences too"
         assert await shelf.add(9, 0) is Status.FENCED
         assert await shelf.write_lac(L, 1) is Status.READ_ONLY
@@ -420,7 +420,7 @@ def test_reserve_is_kept_free_for_records_that_must_not_fail(world: SimWorld) ->
         entry = 0
         while await shelf.add(L, entry, b"x" * 300) is Status.OK:
             entry += 1
-        assert 95_000 <= disk.free_bytes() <= 110_000, "checkpoints come out of it"
+        assert 95_000 <= disk.free_bytes() <= 110_000, "checkpoints use the reserve"
 
     run(world, fill())
 

@@ -47,9 +47,9 @@ def test_disk_filled_by_adds_and_copies_takes_fences_and_is_reclaimed(world: Sim
         await add_all(shelf, OLD)
         copied = await add_all(shelf, COPIES, recovery=True)
         await add_all(shelf, COPIES, 1, first=copied, recovery=True)
-        assert copied, "recovery adds have more room than ordinary ones"
+        assert copied, "recovery adds have more space than ordinary ones"
         for ledger in range(100, 110):
-            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY, "a fence still has room"
+            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY, "a fence still has space"
         world.env("b1").nursery.spawn(reclaimer.run(), name="reclaim")
         meta.known[OLD] = None
         await pause(20)
@@ -96,7 +96,9 @@ def test_fences_take_segments_from_the_reserve_when_needed(world: SimWorld, meta
             assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
         free = disk.free_bytes()
         assert free < 4 * SEGMENT
-        assert await shelf.add(COPIES, 0, recovery=True) is Status.READ_ONLY, "what was taken for fences is theirs"
+        assert await shelf.add(COPIES, 0, recovery=True) is Status.READ_ONLY, (
+            "space taken for fences is only for fences"
+        )
         assert await shelf.add(MORE, 0) is Status.READ_ONLY
         assert disk.free_bytes() == free
         files = len(segments(disk, tiny(segment_bytes=SEGMENT)))
@@ -122,7 +124,7 @@ def test_fence_uses_any_remaining_space(world: SimWorld, meta: Metadata) -> None
         fenced = 0
         while await shelf.status(1000 + fenced, fence=True) is Status.NO_ENTRY:
             fenced += 1
-        assert disk.free_bytes() < start_bytes(large) + 600, "nothing that a fence could have taken is left"
+        assert disk.free_bytes() < start_bytes(large) + 600, "no space for a fence is left"
         assert len(segments(disk)) < 20, "and not in one piece each"
         shelf.storage.stop()
         again = await Shelf(shelf.env, config, meta).start()
@@ -265,7 +267,7 @@ def test_disk_filled_by_others_into_the_reserve_takes_no_adds_until_freed(world:
         assert await look(2 * SEGMENT - 1)
         assert await shelf.add(OLD, 1) is Status.READ_ONLY
         assert await shelf.status(OLD, fence=True) is Status.OK, "the reserve is for this"
-        assert await look(4 * SEGMENT - 1), "it does not change its mind at each byte"
+        assert await look(4 * SEGMENT - 1), "the state does not flip at each byte"
         assert not await look(4 * SEGMENT)
         assert await shelf.add(MORE, 0) is Status.OK
 

@@ -87,7 +87,7 @@ def test_checkpoint_reads_back() -> None:
     found, written = decode_checkpoint(HEAD, TABLE), checkpoint()
     assert found is not None
     written.files, written.ledgers[0].entries = [], None
-    assert found == written, "but for the list of the segments, and the entries, which stand elsewhere"
+    assert found == written, "except the list of segments and the entries, which are elsewhere"
     assert len(DATA) == AT + SIZE
     assert decode_list(encode_list(3, [1, 3, 4]), 3) == [1, 3, 4]
 
@@ -169,7 +169,7 @@ def test_checkpoint_of_format_two_is_read() -> None:
         if not 64 <= bit < 96:
             assert decode_whole(flipped(FORMAT_2, bit)) is None, bit
         elif (changed := decode_whole(flipped(FORMAT_2, bit))) is not None:
-            assert changed.format == 1, "in which it says the same"
+            assert changed.format == 1, "in which the flag has the same meaning"
 
 
 def test_checkpoint_of_format_one_contains_the_list() -> None:

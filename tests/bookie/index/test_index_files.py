@@ -94,7 +94,7 @@ def test_old_entry_costs_one_index_read_and_a_new_one_none(world: SimWorld) -> N
         before = files.blocks_read
         for entry in range(700, 700 + BLOCK_ENTRIES // 2):
             await shelf.payload(L, entry)
-        assert files.blocks_read - before <= 1, "those beside it are in the same block"
+        assert files.blocks_read - before <= 1, "neighbouring entries are in the same block"
         before = files.blocks_read
         for entry in range(2000, 2400):
             assert await shelf.add(L, entry) is Status.OK
@@ -212,7 +212,7 @@ def test_newest_copy_counts_wherever_the_others_are(world: SimWorld, turn: int, 
         current = shelf.storage.journal.open_group.segment.file
         assert {file: size for file, size in live.items() if file != current} == {
             file: size for file, size in counted.items() if file != current
-        }, "what is live is known to the byte, over restarts too"
+        }, "live bytes are exact, even across restarts"
 
     for _ in range(3):
         run(world, life())
@@ -370,7 +370,7 @@ def test_entry_lost_in_index_and_segment_is_unknown_not_absent(world: SimWorld) 
         disk.overwrite(path, 200, bytes(1500))
         damaged_block(disk, index)
         await judge(shelf)
-        assert await shelf.status(8, 80) is Status.NO_ENTRY, "its blocks are whole"
+        assert await shelf.status(8, 80) is Status.NO_ENTRY, "its blocks are intact"
 
     async def judge(shelf: Shelf) -> None:
         statuses = {await shelf.status(L, entry) for entry in range(81)}
@@ -401,10 +401,10 @@ def test_bad_sector_of_a_segment_hides_only_its_own_entries(world: SimWorld) -> 
         disk.fail_reads(segments(disk)[0], range(200_000, 200_512))
         statuses = [await shelf.status(L, entry) for entry in range(3000)]
         assert set(statuses[:255]) == {Status.OK}, "those in the damaged block"
-        assert Status.UNKNOWN_LEDGER_STATE not in statuses, "where the others are, their blocks say"
+        assert Status.UNKNOWN_LEDGER_STATE not in statuses, "the others are found in their blocks"
         assert not shelf.storage.inventory.ledgers[L].is_limbo
         await pause(1)
-        assert statistics(shelf) == (0, 1), "it is whole again"
+        assert statistics(shelf) == (0, 1), "it is complete again"
 
     run(world, scenario())
 

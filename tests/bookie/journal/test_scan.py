@@ -93,7 +93,7 @@ def test_torn_header_of_the_last_group_ends_the_log_before_it() -> None:
     built = three_groups()
     result = built.flip(built.starts[2] + 20).scan()
     assert result.damage == []
-    assert offsets(result) == [*built.records[0], *built.records[1]], "nobody says now that the second is synced"
+    assert offsets(result) == [*built.records[0], *built.records[1]], "nothing certifies the second as synced"
 
 
 def test_last_group_that_was_cut_short_is_read_to_the_cut() -> None:

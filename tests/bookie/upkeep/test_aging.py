@@ -118,7 +118,7 @@ def test_directories_age_before_the_metadata_store(world: SimWorld, monkeypatch:
         known, there = await aged.ages()
         assert known == 1 == min(there), "no directory is younger than the metadata store says"
         await aged.aging.look()
-        assert await aged.ages() == (3, [3, 3]), "what was stored then still counts"
+        assert await aged.ages() == (3, [3, 3]), "bytes stored then still count"
 
     aging(world, work)
 

@@ -29,7 +29,7 @@ def test_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, meta: M
         _, runs = await store.shelf.entries(KEPT)
         there = {first + at for first, count in runs for at in range(count)}
         assert there == set(range(30)) - {entry}, "leaders copy here what is not in the list (docs/protocol.md, B14)"
-        assert await store.shelf.status(KEPT, entry) is Status.IO_ERROR, "it is there, nobody may call it absent"
+        assert await store.shelf.status(KEPT, entry) is Status.IO_ERROR, "it is present and must not be called absent"
         assert await store.shelf.add(KEPT, entry, payload_of(KEPT, entry), recovery=True) is Status.OK
         assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
         assert (await store.shelf.entries(KEPT))[1] == [(0, 30)]
@@ -61,7 +61,7 @@ def test_damage_found_by_a_read_in_the_open_segment_survives_a_round(world: SimW
         assert await scrubber.round() == 1
         disk.flip_bit(path, bit)
         assert await scrubber.round() == 0
-        assert list(scrubber.damaged) == [], "what is read again is no longer damaged"
+        assert list(scrubber.damaged) == [], "a readable entry is no longer damaged"
 
     run(world, scenario())
 

@@ -25,7 +25,7 @@ def test_owners_forget_gone_ledgers_when_full(monkeypatch: pytest.MonkeyPatch) -
     owners = LedgerOwners()
     for ledger in (ONE, TWO, THREE):
         owners.note(ledger, Q)
-    assert not owners.is_anothers(THREE, P), "there was no room for it"
+    assert not owners.is_anothers(THREE, P), "it did not fit"
     owners.keep({TWO, THREE})
     owners.note(THREE, Q)
     assert [owners.is_anothers(each, P) for each in (ONE, TWO, THREE)] == [False, True, True]
