@@ -132,7 +132,7 @@ class LedgerAdmission:
                 self._statistics.asked_metadata += 1
                 answer = await self._authority.metadata(LedgerId(ledger)) if ledger >= 0 else None
         except (MetadataError, Corrupted, TimeoutError) as error:
-            self._log.say(logging.WARNING, "metadata cannot be read ledger=%d error=%r", ledger, error)
+            self._log.emit(logging.WARNING, "metadata cannot be read ledger=%d error=%r", ledger, error)
             answer = error
         waiting = self._waiting.pop(ledger)
         self._count -= len(waiting)

@@ -145,6 +145,6 @@ class Digests:
                 check(digest)
         except Corrupted as error:
             self._statistics.refused_digest += 1
-            self._log.say(logging.WARNING, "packet refused, it was damaged in transit error=%s", error)
+            self._log.emit(logging.WARNING, "packet refused, it was damaged in transit error=%s", error)
             return Status.BAD_REQUEST
         return Status.OK

@@ -83,7 +83,7 @@ async def establish(
     return await _Identification(env, config, cookies, instance_id, authority, others, is_survivor=is_survivor).run()
 
 
-async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore) -> None:
+async def refuse_orphaned_directories(env: Env, config: StorageConfig, cookies: CookieStore) -> None:
     """Raise ConfigError if a node without the bookie role has the directories of a bookie that others still count on.
     Its entries would be missing, and after the next such node no quorum would have them."""
     path = f"{config.journal_dir}/{VERSION}"

@@ -35,7 +35,7 @@ IsOurs = Callable[[LedgerId, bytes], bool]
 """Returns True if the key is that of a ledger that the cluster has created, whose id the metadata store has given."""
 
 
-def nobodys(_ledger: LedgerId, _key: bytes) -> bool:
+def none_are_ours(_ledger: LedgerId, _key: bytes) -> bool:
     """Return False: no ledger is known to be the cluster's own."""
     return False
 
@@ -43,7 +43,7 @@ def nobodys(_ledger: LedgerId, _key: bytes) -> bool:
 class OwnLedgers:
     """The cluster's own ledgers, as far as a bookie recognizes them by their keys."""
 
-    def __init__(self, is_ours: IsOurs = nobodys) -> None:
+    def __init__(self, is_ours: IsOurs = none_are_ours) -> None:
         self.is_ours = is_ours
         self.newest = NO_LEDGER
         """The highest id of which any directory has had a record (docs/protocol.md, G27)."""

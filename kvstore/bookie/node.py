@@ -15,7 +15,7 @@ from kvstore.bookie.directories.state import DirectoryState
 from kvstore.bookie.directories.upkeep import DirectoryUpkeep, admitted, start_upkeep
 from kvstore.bookie.directories.watching import watch_disks
 from kvstore.bookie.identity import refuse_beside_another, remember_start
-from kvstore.bookie.inventory import IsOurs, nobodys
+from kvstore.bookie.inventory import IsOurs, none_are_ours
 from kvstore.bookie.upkeep.aging import Aging
 from kvstore.bookie.upkeep.counted import refuse_older_metadata
 from kvstore.env.histogram import Histogram
@@ -47,7 +47,7 @@ class Bookie:
         env: Env,
         config: BookieConfig,
         store: MetadataStore,
-        is_ours: IsOurs = nobodys,
+        is_ours: IsOurs = none_are_ours,
         is_user: Callable[[Stream], bool] = lambda _: False,
     ) -> None:
         """`is_ours`: recognizes the cluster's own ledgers, which is impossible without a cluster secret. `is_user`:

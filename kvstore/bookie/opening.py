@@ -35,7 +35,7 @@ def make_directory(disk: Disk, path: str) -> None:
         disk.sync_dir("/".join(parts[:count]))
 
 
-def write_again(
+def write_unsynced_again(
     found: Replayed, config: BookieConfig, journal: Journal, store_again: Callable[[Ledger, int, bytes], None]
 ) -> None:
     """Open the journal, and write the records that may not be synced in one group: until that group is on disk as a
@@ -52,7 +52,7 @@ def write_again(
 
 
 # docs/protocol.md B7
-def end_no_doubt(found: Replayed) -> None:
+def drop_ends_of_doubts(found: Replayed) -> None:
     """Remove records that end a former doubt from those that are written again, because the present doubt began
     later."""
     found.again = [
@@ -61,7 +61,7 @@ def end_no_doubt(found: Replayed) -> None:
 
 
 # docs/protocol.md B7
-def doubt_again(found: Replayed, facts: Facts) -> None:
+def renew_doubts(found: Replayed, facts: Facts) -> None:
     """While all ledgers are in limbo, put the ledgers of the records that were written again in limbo too: they may not
     have been known when the doubt began, or their admissions were in these records. Raises JournalFull."""
     if not found.inventory.is_limbo:
@@ -71,7 +71,7 @@ def doubt_again(found: Replayed, facts: Facts) -> None:
 
 
 # docs/protocol.md B9
-def let_go_of_empty(found: Replayed, journal: Journal) -> None:
+def release_empty_segments(found: Replayed, journal: Journal) -> None:
     """Record that segments without any record of a ledger are not needed. A series of starts leaves such segments.
     Otherwise each start takes some space of a full disk, until no start is possible. Raises JournalFull."""
     for segment in _empty(found, but=journal.open_group.segment):

@@ -19,7 +19,7 @@ class RateLimitedLog:
         self._looked_at = 0.0
         self._left_out = 0
 
-    def say(self, level: int, message: str, *values: object) -> None:
+    def emit(self, level: int, message: str, *values: object) -> None:
         now = asyncio.get_running_loop().time()
         self._room = min(BURST, self._room + now - self._looked_at)
         self._looked_at = now

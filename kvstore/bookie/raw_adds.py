@@ -37,7 +37,7 @@ class OrdinaryAdd(Protocol):
     def __call__(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None: ...
 
 
-def is_nobodys(metadata: LedgerMetadata | None, key: bytes) -> bool:
+def has_no_writer(metadata: LedgerMetadata | None, key: bytes) -> bool:
     """Return True if no entry of the ledger was ever confirmed or can be, and the sender of this key is not its writer.
     An id without a ledger does not qualify: it may get a ledger, whose readers present no key and would find foreign
     entries here."""
@@ -101,7 +101,7 @@ class RawAdds:
     def _answered(
         self, ledger: int, entry: int, body: bytes, key: bytes, answer: LedgerMetadata | Exception | None, done: Done
     ) -> None:
-        is_raw = not isinstance(answer, Exception) and is_nobodys(answer, key)
+        is_raw = not isinstance(answer, Exception) and has_no_writer(answer, key)
         if not (is_raw and self._may_be_raw(ledger, entry, body, key)):
             self._ordinary(ledger, entry, body, key, recovery=False, done=done)
             return
@@ -115,7 +115,7 @@ class RawAdds:
         self._take(ledger, entry, body, key, done)
 
     def _believe(self, ledger: int) -> None:
-        self._log.say(logging.WARNING, "raw adds admitted to a closed and empty ledger ledger=%d", ledger)
+        self._log.emit(logging.WARNING, "raw adds admitted to a closed and empty ledger ledger=%d", ledger)
         if len(self._confirmed_at) >= BELIEVED_MAX:
             self._confirmed_at.clear()
         self._confirmed_at[ledger] = self._clock.now()

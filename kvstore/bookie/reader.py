@@ -62,7 +62,7 @@ class Reader:
         try:
             return ledger.index.get(entry)
         except OSError as error:
-            self._log.say(
+            self._log.emit(
                 logging.WARNING, "entry cannot be looked up now ledger=%d entry=%d error=%s", ledger.id, entry, error
             )
             return PLACE_UNKNOWN
@@ -129,12 +129,14 @@ class Reader:
             if segment is not None:
                 body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
         except OSError as error:
-            self._log.say(logging.WARNING, "entry cannot be read now ledger=%d entry=%d error=%s", ledger, entry, error)
+            self._log.emit(
+                logging.WARNING, "entry cannot be read now ledger=%d entry=%d error=%s", ledger, entry, error
+            )
             return None
         if body is None:
             self._statistics.damaged_records += 1
             self._inventory.note_damaged(ledger, entry, place)
-            self._log.say(
+            self._log.emit(
                 logging.ERROR, "damaged entry ledger=%d entry=%d segment=%d", ledger, entry, place >> OFFSET_BITS
             )
         return body
@@ -226,7 +228,7 @@ class Reader:
         try:
             runs = self._inventory.runs(ledger)
         except OSError as error:
-            self._log.say(logging.WARNING, "entries cannot be listed now ledger=%d error=%s", ledger.id, error)
+            self._log.emit(logging.WARNING, "entries cannot be listed now ledger=%d error=%s", ledger.id, error)
             done(Status.IO_ERROR, ())
         else:
             done(Status.OK, runs)

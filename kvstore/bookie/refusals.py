@@ -38,7 +38,7 @@ class BookieRefusals:
     def other_entry(self, ledger: int, entry: int) -> Status:
         """Refuse a packet because the ledger has another payload of its entry: another writer has this ledger."""
         self._statistics.refused_other_entry += 1
-        self._log.say(
+        self._log.emit(
             logging.ERROR,
             "refused another payload of a stored entry; two writers had this ledger id ledger=%d entry=%d",
             ledger,

@@ -34,7 +34,14 @@ from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.keys import KEY_MAX, KeyChecks
 from kvstore.bookie.ledger import LedgerListener
-from kvstore.bookie.opening import doubt_again, end_no_doubt, let_go_of_empty, make_directory, tidy, write_again
+from kvstore.bookie.opening import (
+    drop_ends_of_doubts,
+    make_directory,
+    release_empty_segments,
+    renew_doubts,
+    tidy,
+    write_unsynced_again,
+)
 from kvstore.bookie.raw_adds import RawAdds
 from kvstore.bookie.reader import ReadDone, Reader
 from kvstore.bookie.refusals import BookieRefusals
@@ -118,14 +125,14 @@ class BookieStorage:
             log.error("ledgers may lack records, missing entries count as unknown instead of absent reason=%s", doubt)
         if doubts:
             found.inventory.set_limbo(True)
-            end_no_doubt(found)
+            drop_ends_of_doubts(found)
         self.statistics.damaged_records += found.damaged_records + len(found.damage)
         self._assemble(found.inventory)
         found.rebuilder.on_lost = self._lost
-        write_again(found, config, self.journal, self.adds.store_again)
-        doubt_again(found, self.facts)
+        write_unsynced_again(found, config, self.journal, self.adds.store_again)
+        renew_doubts(found, self.facts)
         await self.synced()
-        let_go_of_empty(found, self.journal)
+        release_empty_segments(found, self.journal)
         # a second group certifies that the first one, which replaces other segments, is synced
         self.journal.note_files()
         await self.synced()

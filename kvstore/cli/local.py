@@ -18,7 +18,7 @@ from kvstore.cli.output import as_json, as_table
 from kvstore.cli.own_command import data_dir_option, own_command
 from kvstore.errors import ConfigError
 from kvstore.meta.address import MetadataKind
-from kvstore.wal.config import Keepers
+from kvstore.wal.config import BookieKind
 
 if TYPE_CHECKING:
     from kvstore.devcluster.layout import ClusterFile, Wish
@@ -65,7 +65,7 @@ def up(
         ),
     ] = None,
     bookies: Annotated[
-        Keepers | None, typer.Option(help="external: use the bookies that are registered in --metadata")
+        BookieKind | None, typer.Option(help="external: use the bookies that are registered in --metadata")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the cluster serves")] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes")] = False,
@@ -312,7 +312,7 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
             "grpc": node.grpc,
             "http": f"{'https' if found.secure else 'http'}://{node.http}",
         }
-        | ({"bookie": node.bookie} if found.bookies is Keepers.NODES else {})
+        | ({"bookie": node.bookie} if found.bookies is BookieKind.NODES else {})
         for node in found.nodes
     ]
     kvstore = own_command()

@@ -15,7 +15,7 @@ from kvstore.errors import ConfigError
 from kvstore.meta.address import Address, MetadataKind, address_fault, parse
 from kvstore.server.config import MetadataConfig, NodeConfig
 from kvstore.types import Quorum
-from kvstore.wal.config import Keepers, LogConfig
+from kvstore.wal.config import BookieKind, LogConfig
 
 ZOOKEEPER_PORT = 2181
 ETCD_PORT = 2379
@@ -62,7 +62,7 @@ class ClusterFile:
     own_zookeeper: bool = True
     """True if `up` starts the metadata store."""
     unsafe: bool = False
-    bookies: Keepers = Keepers.NODES
+    bookies: BookieKind = BookieKind.NODES
     secret_file: str = ""
     """Empty only until `up` has created the secret, which it does once."""
     secure: bool = False
@@ -131,7 +131,7 @@ class Wish:
     """The address of an existing metadata store to use instead of a local one."""
     metadata: MetadataKind | None = None
     """The kind of a local metadata store. None means a ZooKeeper, or the recorded kind."""
-    bookies: Keepers | None = None
+    bookies: BookieKind | None = None
     """Where ledgers are stored. None means on the nodes, or as recorded."""
     unsafe: bool = False
     secure: bool | None = None
@@ -156,12 +156,12 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
             f"--nodes {count}: fewer than {SAFE_NODES_MIN} nodes cannot lose one and continue; pass --unsafe to allow "
             "it"
         )
-    bookies = wish.bookies or Keepers.NODES
-    if bookies is Keepers.EXTERNAL and wish.zookeeper is None:
+    bookies = wish.bookies or BookieKind.NODES
+    if bookies is BookieKind.EXTERNAL and wish.zookeeper is None:
         raise ConfigError("--bookies external: expected --metadata, the address of the store in which they register")
     if wish.zookeeper is not None and (fault := address_fault(wish.zookeeper)):
         raise ConfigError(f"--metadata: {fault}")
-    if wish.secure and bookies is Keepers.EXTERNAL:
+    if wish.secure and bookies is BookieKind.EXTERNAL:
         raise ConfigError(
             "--secure: expected the nodes' own bookies, got --bookies external, which bring their own certificates"
         )
@@ -205,7 +205,7 @@ def addresses(cluster: ClusterFile, node: NodePlace) -> Iterator[Setting]:
 def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeConfig:
     """Return the configuration of the node's process."""
     bookies, log = len(cluster.nodes), LogConfig(bookies=cluster.bookies)
-    if cluster.bookies is Keepers.NODES and bookies < SAFE_NODES_MIN:
+    if cluster.bookies is BookieKind.NODES and bookies < SAFE_NODES_MIN:
         log = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True)
     tls, metadata = Tls(), MetadataConfig(uri=cluster.zookeeper if cluster.store.kind is MetadataKind.ETCD else "")
     if cluster.secure:
@@ -248,7 +248,7 @@ def listeners(cluster: ClusterFile, ids: set[str]) -> Iterator[tuple[str, str]]:
     for node in cluster.nodes:
         if node.id in ids:
             for name in PORTS:
-                if name == "bookie" and cluster.bookies is Keepers.EXTERNAL:
+                if name == "bookie" and cluster.bookies is BookieKind.EXTERNAL:
                     continue
                 yield f"{name} of node {node.id}", getattr(node, name)
 

@@ -49,7 +49,7 @@ from kvstore.rpc.login import without_login
 from kvstore.server.cluster import bootstrap
 from kvstore.server.cluster.rising import lasts
 from kvstore.types import PartitionId, ServerId
-from kvstore.wal.config import Keepers
+from kvstore.wal.config import BookieKind
 
 STOP_TIMEOUT_S = 15
 PORTS_TIMEOUT_S = 2
@@ -165,7 +165,7 @@ class LocalCluster:
                 "resp": node.resp,
                 "grpc": node.grpc,
                 "http": node.http,
-                "bookie": node.bookie if found.bookies is Keepers.NODES else None,
+                "bookie": node.bookie if found.bookies is BookieKind.NODES else None,
             }
             for node in found.nodes
         ]
@@ -489,7 +489,7 @@ async def _found(cluster: ClusterFile, progress: Progress) -> tuple[Ring, str]:
     try:
         if secure is not None and await found_access(store, secure.login()):
             progress("creating its administrator")
-        if cluster.bookies is Keepers.EXTERNAL:
+        if cluster.bookies is BookieKind.EXTERNAL:
             await _wait_for_bookies(store, cluster, progress)
         ring = await bootstrap.found(
             store,

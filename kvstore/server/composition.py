@@ -19,7 +19,7 @@ from kvstore import versions
 from kvstore.autorecovery.auditor import Auditor
 from kvstore.autorecovery.damage import DamageReports
 from kvstore.autorecovery.worker import Worker
-from kvstore.bookie import Bookie, BookieConfig, refuse_to_strand
+from kvstore.bookie import Bookie, BookieConfig, refuse_orphaned_directories
 from kvstore.env import Env, Stream
 from kvstore.env.secret import ClusterSecret
 from kvstore.env.slow_log import SlowLog
@@ -192,7 +192,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
         node.write_probe.bookies = lambda: [each.path for each in started.directories() if not each.failure]
         own = (node.bookie.id, node.bookie.storage)
     else:
-        await refuse_to_strand(env, config.storage, CookieStore(store))
+        await refuse_orphaned_directories(env, config.storage, CookieStore(store))
     probing = env.nursery.child("write probe")
     stack.push_async_callback(probing.close)
     probing.spawn(node.write_probe.run(), name="write probe")

@@ -20,7 +20,7 @@ from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
 from kvstore.ranges import BYTES_MAX, COUNT_MAX, MS_MAX, SECONDS_MAX, WrongSettings, between, range_faults
 from kvstore.server.tracing_config import TracingConfig
-from kvstore.wal.config import Keepers, LogConfig
+from kvstore.wal.config import BookieKind, LogConfig
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _WILDCARDS = ("0.0.0.0", "[::]", "::")
@@ -262,7 +262,7 @@ class NodeConfig:
     @property
     def is_external(self) -> bool:
         """True if the bookies are not nodes of this cluster."""
-        return self.log.bookies is Keepers.EXTERNAL
+        return self.log.bookies is BookieKind.EXTERNAL
 
     @property
     def plays(self) -> tuple[Role, ...]:

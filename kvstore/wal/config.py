@@ -20,7 +20,7 @@ PLACES_MAX = 5_000
 node of the metadata store, 1 MiB."""
 
 
-class Keepers(StrEnum):
+class BookieKind(StrEnum):
     """The storage of the ledgers."""
 
     NODES = "nodes"
@@ -34,7 +34,7 @@ class Keepers(StrEnum):
 class LogConfig:
     """Settings of the logs. The defaults suit a three-node cluster."""
 
-    bookies: Keepers = Keepers.NODES
+    bookies: BookieKind = BookieKind.NODES
     """Storage of the ledgers. With `external`, the node has no bookie, but still repairs ledgers."""
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     """Ensemble size, write quorum and ack quorum of new ledgers when enough bookies are writable. With fewer bookies,

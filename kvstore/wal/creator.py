@@ -45,17 +45,17 @@ class LedgerCreator:
         *,
         clock: Clock,
         random: Random,
-        greet: Callable[[LedgerMetadata], None] = lambda _: None,
+        announce: Callable[[LedgerMetadata], None] = lambda _: None,
         password_of: PasswordOf = no_password,
     ) -> None:
-        """`greet` is called for each created ledger. `password_of`: docs/protocol.md, B13."""
+        """`announce` is called for each created ledger. `password_of`: docs/protocol.md, B13."""
         self._ids = ids
         self._ledgers = ledgers
         self._choice = choice
         self._config = config
         self._clock = clock
         self._random = random
-        self._greet = greet
+        self._announce = announce
         self._password_of = password_of
         self._prepared: dict[PartitionId, tuple[LedgerMetadata, float]] = {}
         """Ledgers created ahead, and when."""
@@ -115,7 +115,7 @@ class LedgerCreator:
             token=self._random.getrandbits(62) + 1,
         )
         await self._ledgers.create(metadata)
-        self._greet(metadata)
+        self._announce(metadata)
         return metadata
 
 

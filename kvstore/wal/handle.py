@@ -39,11 +39,11 @@ from kvstore.wal.writer import (
     EnsembleChanged,
     Event,
     Fenced,
-    GaveUp,
     Halt,
     LedgerWriter,
     ReplaceBookies,
     Returned,
+    SlowBookiesFailed,
     Spares,
     StopWriting,
     Store,
@@ -119,8 +119,8 @@ class LedgerHandle:
         self._settled = asyncio.Event()
         """Set while no ensemble change is in progress."""
         self._settled.set()
-        ports.choice.listen(self, self.look_for_spares)
-        self.look_for_spares()
+        ports.choice.listen(self, self.update_spares)
+        self.update_spares()
 
     @property
     def is_halted(self) -> bool:
@@ -149,7 +149,7 @@ class LedgerHandle:
         """Send nothing more. Entries in flight end with OutcomeUnknown."""
         self._feed(StopWriting(error))
 
-    def look_for_spares(self) -> None:
+    def update_spares(self) -> None:
         """Pass the bookies that could replace a failed one to the writer."""
         if not self.is_halted and not self._is_closing:
             self._feed(Spares(self._ports.choice.spares(is_urgent=self._is_urgent())))
@@ -214,7 +214,7 @@ class LedgerHandle:
                 self._is_changing = True
                 self._settled.clear()
                 self._nursery.spawn(self._replace(), name=f"ledger {self.ledger} replace bookies")
-            case GaveUp(bookies):
+            case SlowBookiesFailed(bookies):
                 for bookie in bookies:
                     self._silent.add(bookie)
                     self._keep_away(bookie, "too many adds are outstanding")
@@ -249,12 +249,12 @@ class LedgerHandle:
 
     def _idle(self) -> None:
         if self._lac_timer is None:
-            self._lac_timer = self._loop.call_later(self._lac_idle_s, self._tell_lac, self.writer.last_added)
+            self._lac_timer = self._loop.call_later(self._lac_idle_s, self._send_lac, self.writer.last_added)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
     # docs/protocol.md W7
-    def _tell_lac(self, last_added: EntryId) -> None:
+    def _send_lac(self, last_added: EntryId) -> None:
         """Send an explicit LAC if nothing was appended since. The last packet confirms only the entry before it."""
         self._lac_timer = None
         writer = self.writer
@@ -262,7 +262,7 @@ class LedgerHandle:
             return  # the next confirmation sets the timer again
         if writer.last_added != last_added:
             left = max(0.0, self._appended_at + self._lac_idle_s - self._now())
-            self._lac_timer = self._loop.call_later(left, self._tell_lac, writer.last_added)
+            self._lac_timer = self._loop.call_later(left, self._send_lac, writer.last_added)
             return
         lac = writer.last_confirmed
         body = self._digest.lac_packet(self.ledger, lac)
@@ -299,7 +299,7 @@ class LedgerHandle:
         self._keep_away(bookie, error)
 
     # docs/protocol.md W2
-    def give_up_on(self, bookie: BookieId, reason: str) -> None:
+    def fail_silent(self, bookie: BookieId, reason: str) -> None:
         """Treat a bookie that answers no adds as failed. Do nothing while the ledger is being closed, because an
         ensemble change would race with the recorded end."""
         if self._is_closing:
@@ -311,7 +311,7 @@ class LedgerHandle:
         """Quarantine a failed bookie, look for a replacement, and probe whether it is back."""
         log.info("bookie failed ledger=%d bookie=%s reason=%s", self.ledger, bookie, why)
         self._ports.choice.failed(bookie)
-        self.look_for_spares()
+        self.update_spares()
         if bookie not in self._probing:
             self._probing.add(bookie)
             self._nursery.spawn(self._probe(bookie), name=f"ledger {self.ledger} probe {bookie}")

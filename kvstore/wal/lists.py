@@ -17,7 +17,7 @@ from kvstore.wal.list_codec import decode, encode
 
 LIST_BYTES_MAX = 512 << 10
 """Maximum size of a list that gets another ledger: half of what ZooKeeper accepts."""
-CROWDED_BYTES = LIST_BYTES_MAX // 2
+LONG_LIST_BYTES = LIST_BYTES_MAX // 2
 """Size above which a list is no longer rolled and takeovers are slowed down. The rest is reserved for takeovers."""
 UNKNOWN_RETRY_S = 0.2
 UNKNOWN_ATTEMPTS_MAX = 50
@@ -43,9 +43,9 @@ class LedgerLists:
         read here."""
         return self._sizes.get(partition, 0)
 
-    def is_crowded(self, partition: PartitionId) -> bool:
+    def is_long(self, partition: PartitionId) -> bool:
         """Return True if the list is so long that it must grow no faster than necessary (docs/protocol.md, G21)."""
-        return self.size_of(partition) > CROWDED_BYTES
+        return self.size_of(partition) > LONG_LIST_BYTES
 
     async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
         """Return the list and its version; version -1 if the partition has no list yet. `latest`: as of now, instead of
@@ -60,7 +60,7 @@ class LedgerLists:
         listed = decode(data, what=path)
         self._on_read(listed)
         # A list that an older version wrote uncompressed gets smaller when it is written again.
-        self._sizes[partition] = len(data) if len(data) <= CROWDED_BYTES else len(encode(listed))
+        self._sizes[partition] = len(data) if len(data) <= LONG_LIST_BYTES else len(encode(listed))
         return listed, stat.version
 
     async def confirm(self, partition: PartitionId, version: int) -> None:

@@ -17,7 +17,7 @@ from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import LedgerCreator, PasswordOf, no_password
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.leading.leader_log import OpenLeaderLog
-from kvstore.wal.leading.owners import Owners
+from kvstore.wal.leading.owners import LedgerOwners
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.new_ids import NewLedgerIds
 from kvstore.wal.ports import BookieClient, ListedLedger
@@ -59,7 +59,7 @@ class PartitionLogs:
         self._lists = LedgerLists(store, new_ids.saw_list)
         self._is_release = is_release
         self._pace = pace or CopyPace(env.clock, BYTES_PER_S)
-        self._owners = Owners()
+        self._owners = LedgerOwners()
         self._marks, self._on_marked = Underreplication(store), on_marked
         self._readers_lists = ReadersLists(store, new_ids.saw_list)
         self.seeker = Seeker(self._ports, self._readers_lists, env.nursery)
@@ -73,7 +73,7 @@ class PartitionLogs:
             self._config,
             clock=env.clock,
             random=env.random,
-            greet=self._greet,
+            announce=self._announce,
             password_of=password_of,
         )
 
@@ -127,7 +127,7 @@ class PartitionLogs:
         """Create a ledger ahead; see Logs."""
         await self._creator.prepare(partition)
 
-    def _greet(self, metadata: LedgerMetadata) -> None:
+    def _announce(self, metadata: LedgerMetadata) -> None:
         """Tell a new ledger's bookies that nothing is confirmed in it. So they read the ledger's metadata now, and the
         first entry, for which clients wait, need not wait for that (docs/protocol.md B3)."""
         digest = EntryDigest(metadata.digest, metadata.password)

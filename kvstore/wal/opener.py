@@ -41,9 +41,9 @@ from kvstore.wal.writer import (
     Append,
     Confirm,
     EnsembleChanged,
-    GaveUp,
     LedgerWriter,
     ReplaceBookies,
+    SlowBookiesFailed,
     Spares,
     Store,
 )
@@ -286,7 +286,7 @@ class _Run:
                 self.written_back += 1
             case ReplaceBookies():
                 self._replace()
-            case GaveUp(bookies):
+            case SlowBookiesFailed(bookies):
                 for bookie in bookies:
                     self._ports.choice.failed(bookie)
             case writer.Halt(error):

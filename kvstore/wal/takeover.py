@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS_MAX = 4
 TIMER_MIN_S = 0.001
 FIRST_SEQ = Seq(1)
-CROWDED_WAIT_S = 60.0
+LONG_LIST_WAIT_S = 60.0
 """Minimum number of seconds between two takeovers of a log whose list is already long, because each takeover makes the
 list longer."""
 
@@ -105,13 +105,13 @@ class LogTakeover:
         self, lease_ms: int, next_seq: Callable[[], Seq], applied: Callable[[], Position | None], others: Others
     ) -> TakenOver:
         listed, version = await self._lists.make(self._partition)
-        if self._lists.is_crowded(self._partition):
+        if self._lists.is_long(self._partition):
             log.warning(
                 "ledger list is long, delaying the takeover partition=%s ledgers=%d",
                 self._partition,
                 len(listed.ledgers),
             )
-            await asyncio.sleep(CROWDED_WAIT_S)
+            await asyncio.sleep(LONG_LIST_WAIT_S)
             listed, version = await self._lists.make(self._partition)
         # docs/protocol.md G23
         if not listed.ledgers and (seq := next_seq()) > FIRST_SEQ:

@@ -125,7 +125,7 @@ class ReplaceBookies:
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
+class SlowBookiesFailed:
     """Too many adds that other bookies have stored are outstanding at these bookies, so they count as failed although
     they have reported no error."""
 
@@ -139,7 +139,7 @@ class Halt:
     error: StoreError
 
 
-Command = Store | Confirm | ReplaceBookies | GaveUp | Halt
+Command = Store | Confirm | ReplaceBookies | SlowBookiesFailed | Halt
 
 
 class _Sent(msgspec.Struct):
@@ -272,7 +272,7 @@ class LedgerWriter:
         return oldest.targets & ~oldest.acks & ~self._failed if entry <= self.last_confirmed else 0
 
     def _give_up(self, bits: int) -> list[Command]:
-        return [GaveUp(self._at(bits)), *self._fail(bits)] if bits else []
+        return [SlowBookiesFailed(self._at(bits)), *self._fail(bits)] if bits else []
 
     def owed_longest(self) -> dict[BookieId, EntryId]:
         """Return, for each bookie with outstanding adds, the first entry that it has not stored."""

@@ -1,4 +1,4 @@
-"""Which bookies count as lost (docs/protocol.md, A5, A6)."""
+"""Decisions which bookies count as lost (docs/protocol.md, A5, A6)."""
 
 from kvstore.autorecovery.absences import BookieAbsences
 from kvstore.types import BookieId

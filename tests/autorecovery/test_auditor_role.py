@@ -1,4 +1,4 @@
-"""What is marked, and by whom it may be (docs/protocol.md, A4, A7)."""
+"""Which ledgers are marked, and who may mark them (docs/protocol.md, A4, A7)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def ledger(number: int) -> LedgerMetadata:
 
 
 class LosingStore(MemoryStore):
-    """Ends its session, once told to, when a ledger is read."""
+    """Ends its session when a ledger is read, once that is requested."""
 
     is_to_end = False
     closed = frozenset[str]()
-    """Nodes that another user has made for itself."""
+    """Nodes that only another user may read."""
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
         if path in self.closed:
@@ -48,7 +48,7 @@ def store() -> LosingStore:
 
 @pytest.fixture
 async def role(store: LosingStore) -> AuditorRole:
-    """Of the auditor, of a cluster with ledgers 7, 8 and 9."""
+    """The role of the elected auditor of a cluster with ledgers 7, 8 and 9."""
     await LayoutStore(store).ensure("id")
     role = AuditorRole(store, "n1", SystemClock())
     for number in (7, 8, 9):

@@ -1,4 +1,4 @@
-"""Which marked ledgers a worker takes next."""
+"""The marked ledgers that a worker takes next."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_backlog_makes_few_ledgers_due_at_once_when_a_bookie_appears() -> None:
 
 
 def test_backlog_limits_retries_however_often_bookies_change() -> None:
-    """A bookie that flaps would have all of them tried over and over."""
+    """A flapping bookie would make the worker try all of them repeatedly."""
     backlog = Backlog(Random(1))
     tries, now = 0, 0.0
     for _ in range(600):

@@ -1,5 +1,5 @@
-"""Of very many marked ledgers no call, and no turn of the event loop, looks at all at once. Counted by work, not by
-time."""
+"""With very many marked ledgers, no call and no turn of the event loop iterates over all at once. The tests count work,
+not time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = 5_000
 
 
 class Counted(dict[Any, Any]):
-    """Counts the values that are gone through."""
+    """Counts the values that are iterated over."""
 
     looked = 0
 
@@ -74,7 +74,7 @@ def test_backlog_keeps_history_after_an_aborted_round() -> None:
 
 
 class Page(MemoryStore):
-    """One page of a tree, full."""
+    """One full page of a tree."""
 
     def __init__(self, page: str, names: list[str]) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def _above(path: str) -> list[str]:
 
 
 async def most_in_a_turn(seen: list[object], work: Callable[[], Any]) -> int:
-    """How many things one turn of the event loop adds to `seen` at most, while `work` goes through a tree."""
+    """Return the maximum that one turn of the event loop adds to `seen` while `work` iterates over a tree."""
     most, task = 0, asyncio.ensure_future(work())
     while not task.done():
         before = len(seen)

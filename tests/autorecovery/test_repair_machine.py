@@ -1,4 +1,4 @@
-"""Sentences about a ledger that is marked as lacking copies."""
+"""The repair of a ledger that is marked as under-replicated."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_repair_keeps_the_place_of_a_returned_bookie() -> None:
     work = machine(B3)
     fill = filling(work, CLOSED, standing(B1, B2, B3, B4))
     assert fill.wanted == CLOSED
-    assert B3 in fill.must, "what it may lack after all is copied"
+    assert B3 in fill.must, "entries that it may lack are copied"
     assert work.handle(Filled()) == End(is_whole=True)
 
 
@@ -190,7 +190,7 @@ def test_repair_backs_off_after_failed_attempts() -> None:
 
 
 def assert_draws_another_after_patience(past: AttemptHistory) -> None:
-    """Of two spare bookies that both take no copies."""
+    """Count attempts while two spare bookies both take no copies."""
     drawn = []
     for _ in range(PATIENCE + 1):
         work = machine(B3, past=past)
@@ -208,7 +208,7 @@ def test_repair_draws_another_newcomer_only_after_several_attempts() -> None:
 # docs/protocol.md W11
 @pytest.mark.parametrize("failed", [2, 16])
 def test_repair_counts_only_refusals_before_drawing_another_newcomer(failed: int) -> None:
-    """There had been no spare bookie for an hour, then two were added of which one is of no use."""
+    """There was no spare bookie for an hour; then two were added, one of which is useless."""
     past = AttemptHistory()
     for _ in range(failed):
         work = machine(B3, past=past)
@@ -220,7 +220,8 @@ def test_repair_counts_only_refusals_before_drawing_another_newcomer(failed: int
 # docs/protocol.md W11
 @pytest.mark.parametrize("spares", [(B4,), (B4, B5)], ids=("one", "two"))
 def test_repair_draws_refused_newcomers_again_when_there_is_no_other(spares: tuple[BookieId, ...]) -> None:
-    """They may be well by now. In between what the others lack is copied, for which no newcomer must answer."""
+    """They may be healthy by now. Meanwhile entries that the others lack are copied, for which no newcomer must
+    answer."""
     past, drawn = AttemptHistory(), []
     for _ in range(2):
         for _ in range(PATIENCE * len(spares)):
@@ -294,7 +295,7 @@ def test_repair_restarts_the_grace_after_any_change(change: str) -> None:
 
 
 def test_repair_does_not_fence_a_ledger_whose_end_cannot_be_found() -> None:
-    """The idle writer whose ensemble has lost its disks: its bookies are gone, and may come back."""
+    """The ensemble of an idle writer has lost its disks: its bookies are gone, and may come back."""
     end = after_grace(OPEN, standing(B1, B4, B5))
     assert isinstance(end, End)
     assert end.reason == UNCOVERED

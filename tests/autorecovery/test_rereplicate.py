@@ -1,4 +1,4 @@
-"""A lost bookie's copies are made again elsewhere, first the copies, then the metadata; a scrub finds what is bad."""
+"""A lost bookie's copies are made elsewhere: first the copies, then the metadata. A scrub finds bad copies."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_rereplicate_reports_that_there_is_no_spare_bookie() -> None:
 
 
 async def with_cookie(bench: Bench, bookie: BookieId) -> CookieStore:
-    """The cookies, with one of that bookie, which has never started."""
+    """The cookies, including one of that bookie, which has never started."""
     store = MemoryStore(bench.tree)
     await ensure_path(store, paths.AVAILABLE)
     cookies = CookieStore(store)
@@ -110,8 +110,8 @@ async def with_cookie(bench: Bench, bookie: BookieId) -> CookieStore:
 
 # docs/protocol.md A10
 def test_rereplicate_keeps_places_and_id_of_a_bookie_that_returns() -> None:
-    """Ledgers are made on it from then on: with its cookie gone, or its directories emptied, they would lack its
-    copies."""
+    """Ledgers are created on it from then on. If its cookie were deleted or its directories emptied, they would be
+    under-replicated."""
 
     async def case(bench: Bench) -> None:
         await closed(bench)
@@ -153,8 +153,8 @@ def test_rereplicator_follows_bookies_until_it_is_closed() -> None:
 # docs/protocol.md A10
 @pytest.mark.parametrize("registers", [False, True])
 def test_rereplicate_keeps_the_id_of_a_bookie_that_starts_last_moment(registers: bool) -> None:
-    """It raises the version of the cookie; or has done so long before, and registers between the last look and the
-    delete."""
+    """The start raises the version of the cookie; or it did so long before, and the bookie registers between the last
+    check and the delete."""
 
     async def case(bench: Bench) -> None:
         cookies = await with_cookie(bench, B3)
@@ -193,7 +193,7 @@ def test_rereplicate_leaves_an_open_ledger_to_its_writer() -> None:
     ids=str,
 )
 def test_rereplicate_ignores_an_open_ledger_that_its_log_passed_over(listed: tuple[int, ...], blocked: str) -> None:
-    """The log may still come to a ledger beyond the last that it lists."""
+    """The log may still reach a ledger after the last one in its list."""
     four = LedgerId(4)
 
     async def case(bench: Bench) -> None:

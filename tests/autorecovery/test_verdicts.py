@@ -1,4 +1,4 @@
-"""What is wrong with a ledger, and when to look (docs/protocol.md, A6, A7, A8)."""
+"""Verdicts on ledgers, and when to check (docs/protocol.md, A6, A7, A8)."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What tests of the bookie share."""
+"""Fixtures shared by the bookie's tests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Random byte flips in the files of a stopped bookie: python -m tests.bookie.flips [COUNT [SEED]]
 
-It syncs much: TMPDIR=/dev/shm makes it ten times as fast. Real files, a real bookie. A directory is written once:
-ledgers that are open, closed, fenced, deleted, with entries stored anew, over several starts; and a second one that
-has been in limbo. Each flip strikes a fresh copy, of which the bookie is started, read, scrubbed, mended as a worker
-would, and started again. What must never happen is a Broken.
+It syncs often: TMPDIR=/dev/shm makes it ten times as fast. It uses real files and a real bookie. A directory is written
+once, over several starts, with ledgers that are open, closed, fenced or deleted, and with entries that were stored
+again. A second one has been in limbo. Each flip changes a fresh copy. The bookie is started on it, read, scrubbed,
+repaired as by a worker, and started again. A wrong result raises Broken.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from tests.waiting import wait_until
 
 CLUSTER = "8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47"
 CLOSED, OPEN, FENCED, ELSEWHERE, GONE, GONE_FENCED, NEVER = 1, 2, 3, 4, 5, 6, 7
-"""Ledgers: ELSEWHERE is open, names this bookie and has no entry; NEVER is unknown to all."""
+"""Ledgers: ELSEWHERE is open, names this bookie and has no entry; NEVER is unknown everywhere."""
 COUNTS = {CLOSED: 40, OPEN: 24, FENCED: 11}
 EXPLICIT_LAC = 23
 ABSENT = {Status.NO_ENTRY, Status.NO_LEDGER}
 NEEDED = "needed ADD"
-"""A record of which reads and scrubs must notice every byte. Other records of adds were replaced, or are of deleted
-ledgers; facts stand in the checkpoints too."""
+"""A record of which reads and scrubs must notice every byte. Other records of adds were replaced, or belong to deleted
+ledgers; facts are also in the checkpoints."""
 CONFIG = BookieConfig(
     name="b1", listen="127.0.0.1:0", segment_bytes=4096, reserve_bytes=0, scrub_bytes_per_s=1 << 30,
     scrub_first_s=86_400.0, reclaim_interval_s=86_400.0,
@@ -116,7 +116,7 @@ async def started(env: Env, directory: Path, tree: MemoryTree) -> AsyncIterator[
 
 
 async def write(env: Env, directory: Path, *, is_doubted: bool) -> Original:
-    """Make an original. `is_doubted`: it takes itself for a copy once, and puts all its ledgers in limbo."""
+    """Create an original. `is_doubted`: the bookie takes itself for a copy once, and puts all its ledgers in limbo."""
     tree = MemoryTree()
     store = MemoryStore(tree)
     await LayoutStore(store).ensure(CLUSTER)
@@ -159,7 +159,7 @@ async def write(env: Env, directory: Path, *, is_doubted: bool) -> Original:
 
 
 def _needed(one: Shelf) -> set[tuple[int, int]]:
-    """Segment and offset of the records that reads are answered from."""
+    """Return segment and offset of the records that reads are answered from."""
     ledgers = one.storage.inventory.ledgers
     places = [ledgers[ledger].index.get(entry)[0] for ledger, count in COUNTS.items() for entry in range(count)]
     return {(file_of(place), place & OFFSET_MASK) for place in places}
@@ -182,7 +182,7 @@ async def _set(ledgers: LedgerStore, ledger: int, state: LedgerState, last: int)
 
 
 def _places(directory: Path, needed: set[tuple[int, int]]) -> dict[str, list[tuple[str, int, int]]]:
-    """Every byte of every file, by what it is of."""
+    """Return every byte of every file, by kind."""
     found: dict[str, list[tuple[str, int, int]]] = {}
     for path in sorted(each for each in directory.rglob("*") if each.is_file()):
         name, data = str(path.relative_to(directory)), path.read_bytes()
@@ -238,7 +238,7 @@ class Flip:
 
 
 def draw(random: Random, original: Original, turn: int) -> Flip:
-    """A byte of a kind: kinds take turns, since most bytes are packets'."""
+    """A byte of a kind. Kinds take turns, because most bytes belong to packets."""
     kinds = sorted(original.places)
     kind = kinds[turn % len(kinds)]
     file, first, end = random.choice(original.places[kind])
@@ -250,7 +250,7 @@ def draw(random: Random, original: Original, turn: int) -> Flip:
 
 
 class Trial:
-    """One flip, on a copy of its own."""
+    """One flip, on a separate copy."""
 
     def __init__(self, env: Env, original: Original, flip: Flip, directory: Path, *, reads_first: bool) -> None:
         self._env, self._original, self._flip, self._directory = env, original, flip, directory
@@ -258,7 +258,7 @@ class Trial:
         self._reads_first = reads_first
 
     async def run(self) -> str:
-        """What became of it. Raises Broken."""
+        """Return the result of the flip. Raises Broken."""
         shutil.copytree(self._original.directory, self._directory)
         path = self._directory / self._flip.file
         data = bytearray(path.read_bytes())
@@ -289,7 +289,7 @@ class Trial:
             await self._judge_reads(one)
             await self._judge_writes(one)
             await _judge_index(one)
-        async with started(self._env, self._directory, self._tree) as one:  # what was mended is mended
+        async with started(self._env, self._directory, self._tree) as one:  # a repaired entry stays repaired
             await self._judge_reads(one, all_there=True)
             await self._judge_writes(one)
             await _judge_index(one)
@@ -328,7 +328,7 @@ class Trial:
             raise Broken(f"ledger {ledger}: a last packet that nobody wrote: {last!r}")
 
     async def _judge_writes(self, one: _Bookie) -> None:
-        """Who must not write does not."""
+        """Assert that nobody without permission can write."""
         for ledger in (FENCED, GONE, GONE_FENCED):
             entry = COUNTS.get(ledger, 12)
             if (status := await one.add(ledger, entry)) is Status.OK:
@@ -339,7 +339,7 @@ class Trial:
                 raise Broken(f"ledger {ledger} takes an entry of who has not its key")
 
     async def _mend(self, one: _Bookie) -> int:
-        """Store what the bookie does not list, as workers do; then its doubt ends where the metadata say enough."""
+        """Store entries that the bookie does not list, as workers do; then its doubt ends if the metadata allows it."""
         mended = 0
         await survey(one.storage, one.authority)
         for ledger, count in COUNTS.items():
@@ -361,7 +361,7 @@ class Trial:
 
 
 async def _judge_index(one: Shelf) -> None:
-    """Whatever lookups may meet in index files is on the disk as it was written."""
+    """Assert that all blocks that lookups may read in index files are as they were written."""
     inventory, files = one.storage.inventory, one.storage.inventory.index_files
 
     async def is_written() -> bool:
@@ -417,7 +417,7 @@ def _outcome(*, found: bool, is_doubted: bool, mended: int) -> str:
 
 
 async def flip_many(count: int, seed: int, folder: Path, say: Callable[[str], None] = lambda _: None) -> Counter[str]:
-    """So many flips; what became of how many of which kind. Raises Broken."""
+    """Return the results of `count` flips, by kind. Raises Broken."""
     env, random, results = real_env(folder), Random(seed), Counter[str]()
     originals = [await write(env, folder / f"original-{each}", is_doubted=each) for each in (False, True)]
     for number in range(count):

@@ -1,5 +1,5 @@
-"""As tests.bookie.process, with a reclaimer, and a metadata store that deletes ledgers as its standard input says:
-python -m tests.bookie.full_process DIRECTORY, then a ledger's number in each line."""
+"""A process as in tests.bookie.process, with a reclaimer, and a metadata store that deletes ledgers on request: python
+-m tests.bookie.full_process DIRECTORY, then the number of a ledger in each line of standard input."""
 
 from __future__ import annotations
 

@@ -33,16 +33,16 @@ from kvstore.proto.bookkeeper import Status
 from tests.bookie.breakages import directories as of_directories  # noqa: F401 - it registers more of them
 from tests.bookie.breakages import index_files as of_index_files  # noqa: F401 - so does this
 from tests.bookie.breakages import stored_copies as of_held_entries  # noqa: F401 - as does this
-from tests.bookie.breakages import strangers  # noqa: F401 - and this
+from tests.bookie.breakages import unauthenticated  # noqa: F401 - and this
 from tests.bookie.breakages.registry import MUTANTS, hide, mutant, patched, replace
 
 VARIABLE = "BOOKIE_MUTANT"
 MISFIT = re.compile(r"^E +(AttributeError|TypeError|NameError)\b.*", re.MULTILINE)
-"""What a patch for other code than there is ends with."""
+"""The last line of a failure if a patch does not fit the code."""
 
 
 def pytest_configure() -> None:
-    """As a plugin: break what the environment names."""
+    """Break what the environment names. Runs as a plugin."""
     MUTANTS[os.environ[VARIABLE]]()
 
 
@@ -58,12 +58,12 @@ def _early_ack() -> None:
     replace(Adds, "_store", make)
 
 
-@mutant("takes a quota for a broken disk")
+@mutant("treats a quota as a broken disk")
 def _broken_by_a_quota() -> None:
     replace(os_errors, "_MEANING", lambda original: {**original, EDQUOT: os_errors.Meaning.DIRECTORY})
 
 
-@mutant("takes a failed sync for a full disk")
+@mutant("treats a failed sync as a full disk")
 def _full_by_a_sync() -> None:
     def make(original: Any) -> Any:
         def failed(self: Any, error: OSError) -> None:
@@ -77,7 +77,7 @@ def _full_by_a_sync() -> None:
     replace(journal.Journal, "_sync_failed", make)
 
 
-@mutant("takes a read without a free descriptor for damage")
+@mutant("treats a lack of file descriptors as damage")
 def _damage_by_a_shortage() -> None:
     replace(segment, "is_passing", lambda _original: lambda _error: False)
     replace(index_files, "is_passing", lambda _original: lambda _error: False)
@@ -103,7 +103,7 @@ def _early_denial() -> None:
     replace(reader.Reader, "read", make)
 
 
-@mutant("forgets to write the fence down")
+@mutant("does not record the fence")
 def _volatile_fence() -> None:
     def make(original: Any) -> Any:
         def note(self: Any, kind: RecordKind, *rest: Any, **how: Any) -> None:
@@ -115,7 +115,7 @@ def _volatile_fence() -> None:
     replace(Facts, "note", make)
 
 
-@mutant("takes again an entry that it holds although it is fenced")
+@mutant("accepts an entry again that it holds although it is fenced")
 def _fenced_repeat() -> None:
     def make(original: Any) -> Any:
         def add(self: Any, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Any) -> None:
@@ -128,7 +128,7 @@ def _fenced_repeat() -> None:
     replace(BookieStorage, "add", make)
 
 
-@mutant("believes what follows a bad record")
+@mutant("trusts records after a bad one")
 def _believing() -> None:
     def make(original: Any) -> Any:
         def records(result: Any, data: bytes, at: int, end: int, seed: int) -> int:
@@ -143,13 +143,13 @@ def _believing() -> None:
     replace(scan, "_records", make)
 
 
-@mutant("reads damage as the end")
+@mutant("treats damage as the end")
 def _damage_is_the_end() -> None:
     replace(scan, "certified", lambda _original: lambda headers, file: 0)
     replace(replay, "certified", lambda _original: lambda headers, file: 1 << 30 if headers else 0)
 
 
-@mutant("says that a group is synced before it is")
+@mutant("certifies a group before it is synced")
 def _early_certificate() -> None:
     def make(original: Any) -> Any:
         def encode(header: Any, salt: int, offset: int) -> bytes:
@@ -162,7 +162,7 @@ def _early_certificate() -> None:
     replace(journal, "encode_group_header", make)
 
 
-@mutant("drops what is not known to be synced")
+@mutant("drops records that are not known to be synced")
 def _drop_tail() -> None:
     replace(replay._Replay, "_repeat", lambda _original: lambda self, segment, record: None)
 
@@ -174,7 +174,7 @@ def _early_tidy() -> None:
     )
 
 
-@mutant("believes its page cache after a failed sync")
+@mutant("trusts the page cache after a failed sync")
 def _page_cache() -> None:
     def make(original: Any) -> Any:
         def apply(self: Any, segment: Any, result: Any, *, is_anchor: bool) -> None:
@@ -186,12 +186,12 @@ def _page_cache() -> None:
     replace(replay._Replay, "_apply", make)
 
 
-@mutant("reads packets without looking at their checksum")
+@mutant("reads packets without verifying their checksum")
 def _unchecked() -> None:
     replace(segment.record, "is_body_good", lambda _original: lambda head, body: len(body) == head.size)
 
 
-@mutant("calls absent what is only not found")
+@mutant("calls entries absent that may be missing")
 def _limbo_is_absence() -> None:
     replace(reader.Reader, "absent", lambda _: lambda self, ledger: Status.NO_ENTRY if ledger else Status.NO_LEDGER)
 
@@ -229,7 +229,7 @@ def _any_state() -> None:
     )
 
 
-@mutant("takes the first key that it hears for the ledger's")
+@mutant("accepts the first key that it receives as the ledger's")
 def _any_key() -> None:
     replace(admission, "judge_key_by_metadata", lambda _: lambda metadata, key: WriteVerdict.ADMIT)
 
@@ -239,7 +239,7 @@ def _any_ensemble() -> None:
     replace(fencing, "names", lambda _original: lambda metadata, bookie: True)
 
 
-@mutant("does not look again after asking")
+@mutant("does not check again after asking")
 def _stale_verdict() -> None:
     def make(original: Any) -> Any:
         def ask(self: Any, ledger: int, key: bytes, size: int, judged: Any) -> bool:
@@ -254,7 +254,7 @@ def _stale_verdict() -> None:
     replace(admission.LedgerAdmission, "ask", make)
 
 
-@mutant("denies to whoever asks")
+@mutant("denies entries to every client")
 def _deny() -> None:
     def deny(self: Any, status: Status, ledger: int, answer: Any) -> None:
         answer(status)
@@ -262,7 +262,7 @@ def _deny() -> None:
     replace(questions_module.Questions, "_when_deniable", lambda _original: deny)
 
 
-@mutant("serves whoever means another bookie")
+@mutant("serves clients that mean another bookie")
 def _any_name() -> None:
     replace(service_module.BookieConnection, "_is_meant", lambda _original: lambda self, request: True)
 
@@ -272,7 +272,7 @@ def _deaf() -> None:
     replace(journal.Journal, "_on_sync", lambda original: lambda self, error: original(self, None))
 
 
-@mutant("ignores that zeroes written ahead could not be synced")
+@mutant("ignores that zeros written ahead could not be synced")
 def _deaf_to_zeroes() -> None:
     def make(original: Any) -> Any:
         return lambda self, up_to, _failed: original(self, up_to, lambda _error: None)
@@ -285,17 +285,17 @@ def _open_door() -> None:
     replace(service_module.BookieConnection, "_lacks_room", lambda _original: lambda self, _payload: False)
 
 
-@mutant("keeps all waiting while much waits for the metadata store")
+@mutant("delays all requests while many wait for the metadata store")
 def _one_door() -> None:
     replace(service_module.BookieConnection, "_may_ask", lambda _original: lambda self, _payload: True)
 
 
-@mutant("keeps batches without limit for who does not read")
+@mutant("keeps unlimited batches for a client that does not read")
 def _any_batch() -> None:
     replace(questions_module, "has_room", lambda _original: lambda *_: True)
 
 
-@mutant("forgets no poll of a connection that is gone")
+@mutant("keeps polls of a closed connection")
 def _polls_that_stay() -> None:
     def make(original: Any) -> Any:
         return lambda self, *what, **how: original(self, *what, **how) and (lambda: None)
@@ -308,7 +308,7 @@ def _no_turns() -> None:
     replace(turns.FairQueue, "add", lambda _original: lambda self, _owner, piece: piece(lambda: None))
 
 
-@mutant("takes an empty directory for its own")
+@mutant("treats an empty directory as its own")
 def _any_directory() -> None:
     def make(original: Any) -> Any:
         def cookie_in(self: Any, directory: str, content: set[str]) -> Any:
@@ -344,7 +344,7 @@ def _any_start() -> None:
     replace(identity._Identification, "_doubt_of_start", make)
 
 
-@mutant("drops what a listing lacks")
+@mutant("drops ledgers that a listing lacks")
 def _trusting() -> None:
     async def drop(self: Any) -> list[int]:
         listed = set(await self._authority.ledgers())
@@ -356,12 +356,12 @@ def _trusting() -> None:
     replace(reclaim.Reclaimer, "drop_deleted", lambda _original: drop)
 
 
-@mutant("drops ledgers that the metadata store has yet to give")
+@mutant("drops ledgers with ids that the metadata store has not given yet")
 def _drops_unheard() -> None:
     replace(reclaim.Reclaimer, "_may_be_of_later_metadata", lambda _original: lambda self, ledger, counted: False)
 
 
-@mutant("starts by an older copy of the metadata")
+@mutant("starts with an older copy of the metadata")
 def _starts_by_older_copy() -> None:
     async def refuse_nothing(ledgers: Any, authority: Any) -> None:
         return None
@@ -397,12 +397,12 @@ def _early_removal() -> None:
     replace(reclaim.Reclaimer, "_free", make)
 
 
-@mutant("takes a segment for empty whose last sync is under way")
+@mutant("treats a segment as empty while its last sync is in progress")
 def _uncounted() -> None:
     hide(journal.Journal, "synced_file", property(lambda self: self.open_group.segment.file))
 
 
-@mutant("puts a rewritten entry over a newer one")
+@mutant("replaces a newer entry by a rewritten one")
 def _stale_rewrite() -> None:
     def make(original: Any) -> Any:
         def stored(self: Any, segment: Any, ledger: Any, entry: int, offset: int, size: int) -> None:
@@ -414,7 +414,7 @@ def _stale_rewrite() -> None:
     replace(inventory.Inventory, "stored", make)
 
 
-@mutant("gives a damaged segment up for good")
+@mutant("abandons a damaged segment permanently")
 def _stuck_for_good() -> None:
     replace(reclaim.Reclaimer, "_is_stuck", lambda _original: lambda self, segment: segment.file in self._stuck)
 
@@ -427,12 +427,12 @@ def _lists_for_good() -> None:
     replace(index_files, "indexed", make)
 
 
-@mutant("takes entries whose digest is wrong")
+@mutant("accepts entries with a wrong digest")
 def _any_digest() -> None:
     replace(storage_module, "is_crc", lambda _original: lambda _packet, _crc: True)
 
 
-@mutant("takes a last-add-confirmed whose digest is wrong")
+@mutant("accepts a last-add-confirmed with a wrong digest")
 def _any_lac() -> None:
     replace(storage_module, "lac_proves_itself", lambda _original: lambda _packet: True)
 
@@ -442,7 +442,7 @@ def _copies_first() -> None:
     replace(journal, "leaves", lambda _original: lambda _use, _segment_bytes: 0)
 
 
-@mutant("notes the key of an add that it refuses for want of room")
+@mutant("records the key of an add that it refuses for lack of space")
 def _keys_of_refused() -> None:
     def make(original: Any) -> Any:
         def first_contact(self: Any, ledger: int, key: bytes, *, flags: int = 0, **_: Any) -> Any:
@@ -453,7 +453,7 @@ def _keys_of_refused() -> None:
     replace(Facts, "first_contact", make)
 
 
-@mutant("goes on as if the disk were not full")
+@mutant("continues as if the disk were not full")
 def _never_full() -> None:
     def update(self: Any) -> None:
         self.is_full = False
@@ -462,13 +462,13 @@ def _never_full() -> None:
     replace(journal.Journal, "_update_full", lambda _original: update)
 
 
-@mutant("looks for room only when it makes a segment")
+@mutant("checks free space only when it creates a segment")
 def _never_looks() -> None:
     replace(supply.SegmentSupply, "look", lambda _original: lambda self: None)
 
 
 def caught_by(name: str) -> str | None:
-    """The first test that fails with the breakage; None if all pass in spite of it."""
+    """Return the first test that fails with the breakage; None if all pass in spite of it."""
     command = [
         sys.executable,
         "-m",

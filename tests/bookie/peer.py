@@ -56,7 +56,7 @@ class Peer:
         self.transport.write(b"".join(frames))
 
     async def answers(self, count: int) -> list[bytes]:
-        """The payloads of the next `count` answers."""
+        """Return the payloads of the next `count` answers."""
         if len(self.frames) < count:
             self._waiting = (count, asyncio.get_running_loop().create_future())
             await self._waiting[1]
@@ -87,7 +87,7 @@ class Served:
         await asyncio.get_running_loop().create_future()
 
     async def connect(self) -> Peer:
-        """A connection from node c, made as soon as the bookie listens."""
+        """Connect from node c as soon as the bookie listens."""
         env = self.world.env("c")
         while True:
             peer = Peer()

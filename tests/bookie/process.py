@@ -1,6 +1,6 @@
-"""A bookie's storage and service as a process of its own, on a real disk: python -m tests.bookie.process DIRECTORY
+"""A bookie's storage and service as a separate process on a real disk: python -m tests.bookie.process DIRECTORY
 
-Every ledger is open and names it. It says its address, and ends with its standard input.
+Every ledger is open and names the bookie. The process prints its address, and ends with its standard input.
 """
 
 from __future__ import annotations

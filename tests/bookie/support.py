@@ -1,4 +1,4 @@
-"""A bookie's storage in a test: packets, metadata that can be set, and awaitable calls."""
+"""A bookie's storage in a test: packets, settable metadata, and awaitable calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.inventory import IsOurs, OwnLedgers, nobodys
+from kvstore.bookie.inventory import IsOurs, OwnLedgers, none_are_ours
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env import Env
 from kvstore.errors import MetadataUnavailable
@@ -35,7 +35,7 @@ def tiny(**changes: Any) -> BookieConfig:
 
 
 def packet(ledger: int, entry: int, payload: bytes = b"hello", lac: int | None = None) -> bytes:
-    """What a writer that has everything before acknowledged would send."""
+    """Return the packet of a writer whose earlier entries are all acknowledged."""
     lac = entry - 1 if lac is None else lac
     return DIGEST.packet(LedgerId(ledger), EntryId(entry), EntryId(lac), len(payload) * (entry + 1), payload)
 
@@ -55,7 +55,7 @@ def metadata(
 
 
 class Metadata:
-    """What the metadata store would say. Every ledger is open and names ME unless it is set otherwise."""
+    """The metadata store's answers. Every ledger is open and names ME unless set otherwise."""
 
     def __init__(self) -> None:
         self.known: dict[int, LedgerMetadata | None] = {}
@@ -64,9 +64,9 @@ class Metadata:
         self.asked: list[int] = []
         self.marked: list[str] = []
         self.counts_to = 1 << 31
-        """The next id that it would give."""
+        """The next id that the metadata store would give."""
         self.listed: list[int] | None = None
-        """What a listing shows; None: everything that is known."""
+        """The ledgers that a listing returns; None: everything that is known."""
         self.gate: asyncio.Event | None = None
         """If set, answers wait for it."""
 
@@ -94,14 +94,14 @@ class Metadata:
 
 
 class Shelf:
-    """A storage with calls that can be awaited."""
+    """A storage with awaitable calls."""
 
     def __init__(
         self,
         env: Env,
         config: BookieConfig | None = None,
         meta: Metadata | None = None,
-        is_ours: IsOurs = nobodys,
+        is_ours: IsOurs = none_are_ours,
     ) -> None:
         self.env = env
         self.meta = meta or Metadata()
@@ -138,7 +138,7 @@ class Shelf:
         return await self.submit_read(ledger, entry, **how)
 
     async def payload(self, ledger: int, entry: int, **how: Any) -> bytes:
-        """The payload of an entry that must be there, digest verified."""
+        """Return the verified payload of an entry, which must be there."""
         status, body, _ = await self.read(ledger, entry, **how)
         assert status is Status.OK, f"ledger {ledger} entry {entry}: {status!r}"
         assert body is not None
@@ -182,13 +182,13 @@ def crash(world: SimWorld, node: str = "b1", *, power: bool = True) -> None:
 
 
 def segments(disk: SimDisk, config: BookieConfig | None = None) -> list[str]:
-    """Paths of the journal's segments, oldest first."""
+    """Return the paths of the journal's segments, oldest first."""
     directory = (config or tiny()).journal_dir
     return [f"{directory}/{name}" for name in disk.list(directory) if name.endswith(".journal")]
 
 
 async def given_ids(store: MetadataStore, last: int) -> None:
-    """As if the ledgers up to that one had been made by the store's counter."""
+    """Set the store's counter as if it had created the ledgers up to that one."""
     generator = LedgerIdGenerator(store)
     while await generator.next_id() < last:
         pass

@@ -1,4 +1,4 @@
-"""Whom a bookie asks before it takes a ledger's first entry, and when."""
+"""Whom a bookie asks before it stores a ledger's first entry, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories that are put back from a copy of the time since the bookie's last start are known for one."""
+"""Directories restored from a copy that was made since the bookie's last start are recognized as a copy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def status(bookie: Bookie, entry: int) -> Status:
 
 
 def run_while(world: SimWorld, tree: MemoryTree, entries: range, *, aged: bool, **config: object) -> None:
-    """One run of the bookie, which stores; then the power goes."""
+    """Run the bookie once and let it store; then cut the power."""
 
     async def work() -> None:
         async with started(world, tree, **config) as bookie:
@@ -118,7 +118,7 @@ def test_bookie_that_stores_nothing_does_not_age(world: SimWorld, tree: MemoryTr
 
     async def idle() -> None:
         async with started(world, tree) as bookie:
-            await pause(3.5 * AGE_S)  # what its start has written
+            await pause(3.5 * AGE_S)  # written by its start
             known = age_in(disk, JOURNAL)
             await pause(4 * AGE_S)
             assert age_in(disk, JOURNAL) == known > before
@@ -128,7 +128,7 @@ def test_bookie_that_stores_nothing_does_not_age(world: SimWorld, tree: MemoryTr
 
 
 async def store_alone(world: SimWorld, tree: MemoryTree, seconds: float) -> None:
-    """Store an entry, and go on for so long while the metadata store is away."""
+    """Store an entry, and continue for a while without the metadata store."""
     store = MemoryStore(tree)
     await LayoutStore(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
     async with Bookie(world.env("b1"), tiny(listen="b1:3181"), store) as bookie:
@@ -190,7 +190,7 @@ def test_second_process_on_a_copy_ends_the_first(world: SimWorld, tree: MemoryTr
             await pause(1.5 * AGE_S)
             cookies = CookieStore(MemoryStore(tree))
             age, version = await cookies.age(bookie.id)
-            await cookies.set_age(bookie.id, age + 1, version)  # as the other one does
+            await cookies.set_age(bookie.id, age + 1, version)  # as the other process does
             await add(bookie, 1)
             await pause(1.5 * AGE_S)
 
@@ -226,7 +226,7 @@ def test_start_that_dies_before_recording_a_doubt_leaves_it_to_the_next(
 ) -> None:
     run_while(world, tree, range(1), aged=False, **config)
     copy = world.node("b1").disk.copy(world.random)
-    run_while(world, tree, range(1, 2), aged=False, **config)  # acknowledged, and younger than any age
+    run_while(world, tree, range(1, 2), aged=False, **config)  # acknowledged, and newer than any recorded age
     world.node("b1").disk = copy
 
     async def has_no_room(*_: object) -> None:
@@ -248,7 +248,7 @@ def test_start_that_dies_before_recording_a_doubt_leaves_it_to_the_next(
 
 # docs/protocol.md B7, B34
 def test_metadata_recreated_from_a_file_raises_no_doubt(world: SimWorld, tree: MemoryTree) -> None:
-    """Versions of nodes begin again there, so the directories remember a later start than it counts."""
+    """Node versions begin again there, so the directories remember a later start than it counts."""
     for first in range(3):
         run_while(world, tree, range(first, first + 1), aged=True)
     other = MemoryTree()
@@ -262,7 +262,7 @@ def test_metadata_recreated_from_a_file_raises_no_doubt(world: SimWorld, tree: M
 
 
 def test_copy_that_is_ten_seconds_old_is_recognized(world: SimWorld, tree: MemoryTree) -> None:
-    """docs/protocol.md B34: a minute was long enough to put a machine back to a snapshot of it."""
+    """docs/protocol.md B34: a minute was long enough to set a machine back to a snapshot."""
     copies = []
 
     async def work() -> None:

@@ -1,4 +1,5 @@
-"""Adds that come faster than they can be stored wait: a writer takes a refusal for a fault and turns to others."""
+"""Adds that arrive faster than they can be stored wait, because a writer takes a refusal for a failure and uses other
+bookies."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def adds(entries: range, size: int = 5, ledger: int = L) -> list[bytes]:
 
 
 async def statuses(peer: Peer, count: int) -> list[int]:
-    """Of as many answers, which must come in the order of the requests."""
+    """Return the transactions of `count` answers, which must arrive in the order of the requests."""
     answers = [wire.decode_response(payload) for payload in await peer.answers(count)]
     assert [each.txn for each in answers] == sorted(each.txn for each in answers)
     return [each.status for each in answers]
@@ -163,8 +164,8 @@ def test_gate_is_open_when_nobody_holds_it_shut() -> None:
 
 
 def test_requests_that_need_metadata_do_not_delay_others(world: SimWorld) -> None:
-    """Else a stranger who names ledgers that nobody knows stops all writers of a bookie while that store stands still:
-    they turn to others after two seconds, and lose their lead after six."""
+    """Otherwise an unauthenticated peer that names unknown ledgers stops all writers of a bookie while the metadata
+    store hangs: they use other bookies after two seconds, and lose leadership after six."""
     meta = Metadata()
 
     async def scenario(served: Served, peer: Peer) -> None:

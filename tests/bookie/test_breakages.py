@@ -16,11 +16,11 @@ def test_each_breakage_finds_what_it_breaks(name: str) -> None:
 
 
 def test_breakage_for_the_whole_run_stays() -> None:
-    """tests/bookie/mutants.py breaks one thing before these tests, which the ones after them are to notice."""
+    """tests/bookie/mutants.py breaks something before these tests; later tests must notice it."""
     sound = Adds._store
     with broken("acks before the sync"):
         outer = Adds._store
-        with broken("forgets to write the fence down"), broken("acks before the sync"):
+        with broken("does not record the fence"), broken("acks before the sync"):
             assert Adds._store is not outer
         assert Adds._store is outer is not sound
     assert Adds._store is sound

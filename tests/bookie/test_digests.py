@@ -1,4 +1,4 @@
-"""A bookie stores and believes nothing whose digest is wrong (docs/protocol.md, B21)."""
+"""A bookie neither stores nor trusts a packet with a wrong digest (docs/protocol.md, B21)."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_other_digests_are_checked_by_the_ledgers_metadata(world: SimWorld, kind
 
 @pytest.mark.parametrize("kind", [DigestType.DUMMY, DigestType.HMAC])
 def test_uncheckable_packet_is_stored_if_the_key_is_right(world: SimWorld, kind: DigestType) -> None:
-    """No digest at all, or one with a password that the metadata do not have, of a ledger whose key is on disk here
-    (docs/protocol.md, B13): readers check."""
+    """A packet without digest, or with one whose password the metadata does not contain, of a ledger whose key is on
+    disk here (docs/protocol.md, B13): readers check it."""
 
     async def scenario() -> None:
         shelf = await opened(world)
@@ -115,7 +115,8 @@ def test_uncheckable_packet_is_stored_if_the_key_is_right(world: SimWorld, kind:
 
 @pytest.mark.parametrize("kind", [DigestType.DUMMY, DigestType.HMAC])
 def test_uncheckable_packet_of_an_unauthenticated_peer_is_refused(world: SimWorld, kind: DigestType) -> None:
-    """That nobody can check a digest here lets nobody in: the key is judged all the same (docs/protocol.md, B13)."""
+    """A digest that cannot be checked here gives nobody access: the key is checked as always (docs/protocol.md,
+    B13)."""
 
     async def scenario() -> None:
         shelf = await opened(world)

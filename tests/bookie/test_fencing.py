@@ -1,4 +1,4 @@
-"""Who may write, and what may be denied: every case."""
+"""Verdicts on writes and denials: every case."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_add_to_an_unknown_ledger_is_judged_by_metadata_even_in_recovery() -> No
 
 
 def test_unrecorded_key_cannot_be_set_by_presenting_it() -> None:
-    """docs/protocol.md, B13: the first key that a bookie hears may be a stranger's."""
+    """docs/protocol.md, B13: the first key that a bookie receives may be that of an unauthenticated peer."""
     assert judge_key(None, KEY) is WriteVerdict.ASK
     assert judge_key(Ledger(L, b""), KEY) is WriteVerdict.ASK, "it was lost with its record"
     assert judge_key(Ledger(L, KEY), KEY) is WriteVerdict.ADMIT

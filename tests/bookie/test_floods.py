@@ -1,4 +1,4 @@
-"""What strangers may pile up on a bookie without a password (docs/protocol.md, B12)."""
+"""The load that unauthenticated peers can put on a bookie without a password (docs/protocol.md, B12)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add(entry: int, size: int = 5) -> bytes:
 
 @pytest.mark.parametrize("question", [wire.encode_force, wire.encode_list_entries])
 def test_requests_waiting_for_a_sync_are_bounded(world: SimWorld, question: Callable[[int, int], bytes]) -> None:
-    """While a disk stands still they would pile up for ever."""
+    """While a disk hangs, requests would accumulate without limit."""
 
     async def scenario(_: Served, peer: Peer) -> None:
         await peer.ask(add(0))
@@ -64,7 +64,7 @@ def test_requests_waiting_for_the_metadata_are_bounded(world: SimWorld) -> None:
 
 
 def test_metadata_reads_are_limited_in_number(world: SimWorld) -> None:
-    """Its session is also that of this node's leaders."""
+    """The metadata session is shared with this node's leaders."""
     meta = Metadata()
 
     async def scenario(_: Served, peer: Peer) -> None:
@@ -147,7 +147,7 @@ def test_fencing_reads_are_answered_while_others_read_nothing(world: SimWorld, m
 
 
 def test_entry_lists_are_made_one_per_event_loop_turn(world: SimWorld) -> None:
-    """One of a ledger with many holes takes 60 ms: others are to be served in between."""
+    """The list of a ledger with many holes takes 60 ms: others must be served in between."""
 
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(add(0))
@@ -196,7 +196,7 @@ def test_fair_queue_serves_every_owner_in_turn() -> None:
 
 
 def test_polls_of_a_closed_connection_wait_no_longer(world: SimWorld) -> None:
-    """A stranger that comes again and again would leave 10,000 behind each time, for a minute."""
+    """An unauthenticated peer that reconnects repeatedly would leave 10,000 polls behind each time, for a minute."""
 
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(add(0))
@@ -217,7 +217,7 @@ def test_polls_of_a_closed_connection_wait_no_longer(world: SimWorld) -> None:
 def test_connection_with_many_polls_gives_way_when_all_have_too_many(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them are answered in one turn of the event loop when the ledger goes on."""
+    """All of them are answered in one turn of the event loop when the ledger gets an entry."""
 
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(add(0))
@@ -228,7 +228,7 @@ def test_connection_with_many_polls_gives_way_when_all_have_too_many(
         assert served.service.polls == 100 + 2 * 10
         peer.send(*(wire.encode_long_poll(txn, L, 5, 1000) for txn in range(10)))
         answers = [wire.decode_response(payload) for payload in await peer.answers(10)]
-        assert {each.status for each in answers} == {Status.OK}, "so few anybody may have"
+        assert {each.status for each in answers} == {Status.OK}, "any connection may have this few"
         refused = 0
         for stranger in strangers:
             answers = [wire.decode_response(payload) for payload in await stranger.answers(50)]
@@ -242,7 +242,7 @@ def test_connection_with_many_polls_gives_way_when_all_have_too_many(
 
 
 def test_batch_that_begins_with_the_last_entry_has_only_that(world: SimWorld) -> None:
-    """What follows −1 is entry 0, which does not follow the last one."""
+    """The entry after −1 is entry 0, which does not follow the last one."""
 
     async def scenario(_: Served, peer: Peer) -> None:
         for entry in range(3):
@@ -282,11 +282,11 @@ def test_errors_of_unauthenticated_peers_are_counted_and_rate_limited(
 
 def test_log_line_reports_how_many_lines_were_suppressed(caplog: pytest.LogCaptureFixture, world: SimWorld) -> None:
     async def scenario() -> None:
-        sparing = RateLimitedLog(logging.getLogger("kvstore.bookie.any"))
+        limited = RateLimitedLog(logging.getLogger("kvstore.bookie.any"))
         for number in range(BURST + 5):
-            sparing.say(logging.WARNING, "number %d", number)
+            limited.emit(logging.WARNING, "number %d", number)
         await pause(1.5)
-        sparing.say(logging.WARNING, "number %d", 99)
+        limited.emit(logging.WARNING, "number %d", 99)
 
     world.run(scenario())
     assert [record.getMessage() for record in caplog.records][-2:] == ["number 19", "number 99 (and 5 lines like this)"]

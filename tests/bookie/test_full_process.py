@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 SIZE = 100_000
 IN_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-"""A file system of one's own without being root, where the kernel lets anybody have one."""
+"""A private file system without root rights, if the kernel allows that."""
 MOUNT = 'mount -t tmpfs -o size=16m tmpfs "$0"'
 
 
@@ -59,7 +59,7 @@ class Writer:
         return Status(answer.status)
 
     async def fill(self, ledger: int, size: int = SIZE, *, recovery: bool = False) -> int:
-        """Until an add is refused; returns how many entries were stored."""
+        """Add entries until one is refused. Return the number of stored entries."""
         entry = 0
         while (status := await self.add(ledger, entry, size, recovery=recovery)) is Status.OK:
             entry += 1
@@ -78,7 +78,7 @@ async def test_filled_and_freed_disk_is_written_again_by_the_same_process(tmp_pa
         writer = Writer(peer)
         assert await writer.fill(7) > 50
         kept = await writer.fill(8, recovery=True)
-        assert kept, "copies have more room than adds"
+        assert kept, "copies have more space than adds"
         await writer.fill(10, 100, recovery=True)
         for ledger in range(100, 200):
             answer = await peer.ask(wire.encode_read(1, ledger, wire.LAST_ENTRY, fence_key=KEY))

@@ -1,5 +1,5 @@
-"""A bookie whose id the operator gives, `host:port`: there is no incarnation in it, so nobody else ever gets it while
-anything is known of who had it (docs/protocol.md, B27)."""
+"""A bookie whose id the operator gives as `host:port`. There is no incarnation in it, so no other bookie gets the id
+while anything is known of its former owner (docs/protocol.md, B27)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def established(
 
 
 def start(world: SimWorld, tree: MemoryTree, node: str = "b1", *, given: str = GIVEN) -> BookieIdentity:
-    """One start as far as the identity; then the power goes."""
+    """Run one start as far as the identity; then cut the power."""
     identity = run(world, established(world, tree, node, given), node)
     crash(world, node)
     return identity
@@ -84,7 +84,7 @@ def test_bookie_keeps_its_given_id(world: SimWorld, tree: MemoryTree) -> None:
 
 
 def test_empty_directories_do_not_become_a_known_bookie(world: SimWorld, tree: MemoryTree) -> None:
-    """Its cookie would be the same as before: only that it is there tells."""
+    """Its cookie would be the same as before; only its presence reveals the former bookie."""
     start(world, tree)
     wipe(world)
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_crash_while_formatting_ends_in_one_bookie_or_a_refusal(world: SimWorld)
 
 
 def begin(world: SimWorld, tree: MemoryTree, given: str, node: str = "b1") -> None:
-    """A format that is cut off before its cookie is in the metadata store."""
+    """Cut off a format before its cookie is in the metadata store."""
 
     class Away(MemoryStore):
         async def create(self, path: str, data: bytes = b"", **how: bool) -> str:
@@ -153,7 +153,7 @@ def begin(world: SimWorld, tree: MemoryTree, given: str, node: str = "b1") -> No
 
 @pytest.mark.parametrize(("first", "then"), [("", GIVEN), (GIVEN, ""), ("n2.example:3181", GIVEN)])
 def test_format_begun_under_another_id_is_restarted(world: SimWorld, tree: MemoryTree, first: str, then: str) -> None:
-    """Whether the id is taken is asked about the one that it is given now; the other one is nobody's."""
+    """The check whether the id is taken concerns the present id; the other one is nobody's."""
     begin(world, tree, first)
     found = start(world, tree, given=then).bookie
     assert found == then if then else found.startswith("b1-")
@@ -161,7 +161,7 @@ def test_format_begun_under_another_id_is_restarted(world: SimWorld, tree: Memor
 
 
 def test_given_id_goes_to_one_of_two_when_an_answer_is_lost(world: SimWorld, tree: MemoryTree) -> None:
-    """Both cookies are the same, byte for byte. Who cannot tell whose write has succeeded has not got it."""
+    """Both cookies are equal byte by byte. A process that cannot tell whose write has succeeded does not get the id."""
 
     class Lossy(MemoryStore):
         async def set(self, path: str, data: bytes, version: int) -> int:

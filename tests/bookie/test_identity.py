@@ -1,4 +1,4 @@
-"""Which bookie a set of directories is, and which it must not be taken for."""
+"""Which bookie a set of directories belongs to, and which it must not be taken for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 
-from kvstore.bookie.identity import BookieIdentity, establish, refuse_to_strand, remember_start
+from kvstore.bookie.identity import BookieIdentity, establish, refuse_orphaned_directories, remember_start
 from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
@@ -29,7 +29,7 @@ def tree() -> MemoryTree:
 def start(
     world: SimWorld, tree: MemoryTree, node: str = "b1", *, cluster: str = CLUSTER, **config: str
 ) -> BookieIdentity:
-    """One start of a bookie on the node, as far as its identity; then the power goes."""
+    """Run one start of a bookie on the node as far as its identity; then cut the power."""
 
     async def work() -> BookieIdentity:
         cookies = CookieStore(MemoryStore(tree))
@@ -208,7 +208,7 @@ def test_crash_while_formatting_ends_in_one_bookie(world: SimWorld, seed: int) -
         node = f"image{number}"
         world.node(node).disk = image.disk
         first = start(world, tree, node)
-        remember_start(disk_of(world, node), ["bookie/journal"], first)  # the tree may know of later ones, by now
+        remember_start(disk_of(world, node), ["bookie/journal"], first)  # the tree may know of later ones by now
         assert start(world, tree, node) == BookieIdentity(first.bookie, False, ())
 
 
@@ -294,7 +294,7 @@ def test_node_without_bookie_starts_only_if_nobody_counts_on_one(world: SimWorld
     cookies = CookieStore(MemoryStore(tree))
 
     def look() -> None:
-        run(world, refuse_to_strand(world.env("b1"), tiny(), cookies), "b1")
+        run(world, refuse_orphaned_directories(world.env("b1"), tiny(), cookies), "b1")
 
     look()
     bookie = start(world, tree).bookie

@@ -1,4 +1,4 @@
-"""A real process on a real disk, killed with kill -9 again and again."""
+"""A real process on a real disk, killed with kill -9 repeatedly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def payload_of(ledger: int, entry: int) -> bytes:
 
 
 async def write_until_killed(address: str, process: subprocess.Popen[str], ledger: int, kill_at: int) -> int:
-    """Keep WINDOW adds in flight; kill -9 in the middle. Returns the last entry that was acknowledged."""
+    """Keep WINDOW adds in flight, and kill -9 in the middle. Return the last acknowledged entry."""
     peer, sent = await connect(address), 0
     acknowledged = -1
 

@@ -1,4 +1,4 @@
-"""A whole bookie on a metadata store: it registers last, stays registered, and comes back as what it was."""
+"""A whole bookie on a metadata store: it registers last, stays registered, and comes back with the same id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kvstore.bookie import Bookie
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.upkeep.reclaim import nobodys
+from kvstore.bookie.upkeep.reclaim import none_are_ours
 from kvstore.env.ports import Nursery
 from kvstore.errors import ConfigError, MetadataUnavailable
 from kvstore.meta import paths
@@ -31,7 +31,7 @@ L = LedgerId(7)
 
 
 def anyones(_ledger: LedgerId, _key: bytes) -> bool:
-    """Take every ledger for one that the cluster has made."""
+    """Return True: every ledger is the cluster's own."""
     return True
 
 
@@ -78,7 +78,7 @@ async def started(
 def test_stored_bytes_are_known_without_counting(
     world: SimWorld, tree: MemoryTree, monkeypatch: pytest.MonkeyPatch, journal_dirs: tuple[str, ...]
 ) -> None:
-    """It is asked every five seconds, and to count all segments takes longer the more is stored."""
+    """It is asked every five seconds, and counting all segments takes longer the more is stored."""
 
     def counted(*_: object) -> None:
         raise AssertionError("all segments were counted")
@@ -168,7 +168,7 @@ def test_full_disk_changes_the_registration_and_is_logged_once(
             await pause(1)
             assert await one.client.bookies() == RegisteredBookies({}, {one.bookie.id: "b1:3181"})
             await pause(20)
-            assert caplog.text.count("cannot be made, trying again") == 1, "not each time that it looks"
+            assert caplog.text.count("cannot be created, retrying") == 1, "not at each check"
             disk.set_capacity(1 << 30)
             await pause(5)
             assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
@@ -193,7 +193,7 @@ def test_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: Mem
 
 
 async def refuse_a_start(world: SimWorld, tree: MemoryTree) -> None:
-    """The metadata store goes away when the journal is open already; what the node does then is to start again."""
+    """The metadata store goes away when the journal is already open; the node then starts again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MetadataAuthority, "metadata", _away)
         with pytest.raises(MetadataUnavailable):
@@ -207,7 +207,7 @@ async def _away(_: MetadataAuthority, _ledger: LedgerId) -> LedgerMetadata:
 
 # docs/protocol.md B35
 def test_failed_start_leaves_no_writer_behind(world: SimWorld, tree: MemoryTree) -> None:
-    """On a full disk the first journal would go on trying to make the segment that the second one makes."""
+    """On a full disk, the first journal would keep trying to create the segment that the second one creates."""
 
     async def first() -> None:
         async with started(world, tree) as one:
@@ -238,7 +238,7 @@ def test_failed_start_leaves_no_writer_behind(world: SimWorld, tree: MemoryTree)
 
 # docs/protocol.md A10
 def test_bookie_removed_while_it_starts_does_not_serve(world: SimWorld, tree: MemoryTree) -> None:
-    """Who gave it up looked before it registered, and looks no more."""
+    """The operator's command checked the registration before the bookie registered, and does not check again."""
 
     async def scenario() -> None:
         register = BookieRegistration.start
@@ -262,7 +262,7 @@ def test_bookie_removed_while_it_starts_does_not_serve(world: SimWorld, tree: Me
 # docs/protocol.md B10, B29
 def test_deleted_ledgers_are_dropped_automatically(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
-        async with started(world, tree, nobodys, reclaim_interval_s=30.0) as one:
+        async with started(world, tree, none_are_ours, reclaim_interval_s=30.0) as one:
             await one.create_ledger()
             assert await one.add(0) is Status.OK
             await LedgerStore(one.store).remove(L, -1)
@@ -320,7 +320,7 @@ def test_bookie_does_not_start_with_ledger_ids_not_yet_given(world: SimWorld, tr
 
 # docs/protocol.md B29
 def test_bookie_does_not_start_on_metadata_that_was_moved_away(world: SimWorld, tree: MemoryTree) -> None:
-    """Ledgers that were made since are of a range of ids that was never counted in there."""
+    """Ledgers created since then have ids of a range that was never counted there."""
     moved = LedgerId((1 << 32) + 5)
 
     async def scenario() -> None:
@@ -341,8 +341,8 @@ def test_bookie_does_not_start_on_metadata_that_was_moved_away(world: SimWorld, 
 def test_incomplete_exported_metadata_makes_a_bookie_drop_nothing(
     world: SimWorld, tree: MemoryTree, tells: bool
 ) -> None:
-    """Put back from a file that was written before the ledger was made. Where the file tells how far ids were counted
-    the bookie does not start; a file of an older release does not."""
+    """Restored from a file that was written before the ledger was created. If the file contains the id counter, the
+    bookie does not start; a file of an older release does not."""
     moved = MemoryTree()
 
     async def scenario() -> None:

@@ -1,5 +1,5 @@
-"""Adds that no writer of the ledger has sent: refused, unless the operator admits them; and then only to ledgers of
-which no entry can count (docs/protocol.md, B28)."""
+"""Adds that do not come from the ledger's writer: refused unless the operator admits them, and then only to ledgers
+without countable entries (docs/protocol.md, B28)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.sim.world.pause import pause
 ABSENT, EMPTY, CLOSED, OPEN, ELSEWHERE = 1, 2, 3, 4, 5
 NO_KEY = bytes(20)
 ITS_KEY = master_key(bytes(20))
-"""Of the ledger that is closed and empty."""
+"""The key of the ledger that is closed and empty."""
 
 
 def raw(ledger: int, entry: int) -> bytes:
-    """As Apache's benchmark makes it: ids and nothing else, not even a digest."""
+    """Return an add of Apache's benchmark: only ids, without a digest."""
     return number(ledger) + number(entry) + bytes(100)
 
 
@@ -80,7 +80,7 @@ def test_raw_add_is_stored_and_read_in_both_protocol_versions(world: SimWorld, m
         for entry in range(6):
             assert (await peer.ask(wire.encode_read(2, EMPTY, entry))).body == raw(EMPTY, entry)
         assert (await peer.ask(wire.encode_read(2, EMPTY, 6))).status == Status.NO_ENTRY
-        assert await add(peer, EMPTY, 7, key=b"x" * 20) is not Status.OK, "whoever came first has it"
+        assert await add(peer, EMPTY, 7, key=b"x" * 20) is not Status.OK, "the first sender has it"
         assert meta.asked.count(EMPTY) < 4, "not for each add"
 
     serve(world, scenario, meta, admit_raw_adds=True)
@@ -104,7 +104,7 @@ def test_raw_add_to_a_ledger_with_a_writer_is_refused(world: SimWorld, meta: Met
 
 
 def test_writer_that_names_the_bookie_is_refused_as_usual(world: SimWorld, meta: Metadata) -> None:
-    """A leader whose ledger was deleted must never be told that its entries are stored."""
+    """A leader whose ledger was deleted must never get the answer that its entries are stored."""
 
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(wire.encode_bookie_info(1, context=wire.bookie_context(ME)))
@@ -121,8 +121,8 @@ def test_writer_that_names_the_bookie_is_refused_as_usual(world: SimWorld, meta:
 def test_writer_of_a_ledger_closed_without_its_entries_is_refused(
     world: SimWorld, meta: Metadata, kind: DigestType
 ) -> None:
-    """Apache's writers name nobody. This one was away while its ledger was recovered, and a bookie that was fenced has
-    lost its disk since: another at the same address must not take its entries, whatever digest they have."""
+    """Apache's writers name no bookie. This one was away while its ledger was recovered, and a fenced bookie has lost
+    its disk since. Another bookie at the same address must not store its entries, whatever their digest."""
     meta.known[EMPTY] = replace(metadata(EMPTY, state=LedgerState.CLOSED), password=bytes(20), digest=kind)
 
     async def scenario(served: Served, peer: Peer) -> None:
@@ -136,8 +136,9 @@ def test_writer_of_a_ledger_closed_without_its_entries_is_refused(
 
 @pytest.mark.parametrize("kind", DigestType)
 def test_raw_add_to_an_id_without_ledger_is_refused(world: SimWorld, meta: Metadata, kind: DigestType) -> None:
-    """Ids count up, and readers show no key: what lay here under the next ledger's id would be read as its entries, and
-    its last add confirmed believed. Nor is a writer of Apache's told that entries of a deleted ledger are stored."""
+    """Ids count up, and readers present no key. Packets stored here under the next ledger's id would be read as its
+    entries, and their last-add-confirmed trusted. Nor may a writer of Apache's get the answer that entries of a deleted
+    ledger are stored."""
 
     async def scenario(served: Served, peer: Peer) -> None:
         body = EntryDigest(kind).packet(LedgerId(ABSENT), EntryId(1), EntryId(1 << 40), 5, b"hello")

@@ -1,4 +1,4 @@
-"""What a bookie's storage shows: entries, last-add-confirmed, long polls."""
+"""The answers of a bookie's storage: entries, last-add-confirmed, long polls."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_long_poll_for_an_entry_elsewhere_names_none(world: SimWorld) -> None:
 
 
 class Heard:
-    """A listener that notes what it is told."""
+    """A listener that records its notifications."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, bytes] | int] = []
@@ -159,7 +159,7 @@ class Heard:
 
 
 def test_sender_is_answered_before_listeners_are_notified(world: SimWorld) -> None:
-    """A writer waits for the answer, and a follower that applies what is confirmed takes longer than that."""
+    """A writer waits for the answer, and a follower that applies confirmed entries takes longer than that."""
 
     async def scenario() -> None:
         shelf = await opened(world)

@@ -1,5 +1,5 @@
-"""Every errno at every operation of a bookie's disk: what passes costs time, what does not pass ends the use of the
-directory, and nothing that was acknowledged is lost (docs/protocol.md, B9, B39 and B40)."""
+"""Every errno at every operation of a bookie's disk: a temporary error costs time, a permanent one ends the use of the
+directory, and nothing acknowledged is lost (docs/protocol.md, B9, B39 and B40)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def opened(world: SimWorld) -> Shelf:
 
 
 async def write(shelf: Shelf, answers: list[asyncio.Future[Status]], count: int) -> None:
-    """Send adds one after the other; one that gets no answer within a second waits in its group."""
+    """Send adds one after the other. An add without an answer within a second waits in its group."""
     for _ in range(count):
         answers.append(shelf.submit(L, len(answers), b"x" * 300))
         await asyncio.wait([answers[-1]], timeout=1.0)
@@ -68,7 +68,7 @@ def test_journal_accepts_adds_again_after_a_temporary_error(world: SimWorld, nam
         before = acknowledged(answers)
         assert shelf.storage.is_readonly
         assert shelf.storage.journal.why_full == reason_of(error_of(name), "bookie/journal")
-        assert [await shelf.status(L, each) for each in before] == [Status.OK] * len(before), "reads go on"
+        assert [await shelf.status(L, each) for each in before] == [Status.OK] * len(before), "reads continue"
         disk.refusals.clear()
         await pause(2 * RETRY_S)
         assert not shelf.storage.is_readonly
@@ -114,7 +114,7 @@ def test_journal_ends_after_a_permanent_error(world: SimWorld, name: str, operat
 @pytest.mark.parametrize("operation", ["sync", "sync_dir"])
 @pytest.mark.parametrize("name", [*PASSING, *BROKEN])
 def test_failed_sync_ends_the_journal_whatever_its_errno(world: SimWorld, name: str, operation: str) -> None:
-    """File systems that allocate late report a quota there, for bytes that are gone."""
+    """File systems with delayed allocation report a quota there, for bytes that are lost."""
     answers: list[asyncio.Future[Status]] = []
 
     async def scenario() -> None:
@@ -225,7 +225,7 @@ def test_bookie_without_inodes_is_readonly_and_reports_it(world: SimWorld, monke
         assert shelf.storage.is_readonly
         assert shelf.storage.journal.why_full == f"fewer than {FILES_RESERVE} inodes are free: bookie/journal"
         assert await shelf.add(L, 0) is Status.READ_ONLY
-        assert await shelf.status(L, fence=True) is Status.NO_ENTRY, "a fence still has room"
+        assert await shelf.status(L, fence=True) is Status.NO_ENTRY, "a fence still has space"
         free = 0
         await pause(LOOK_S + 1)
         assert shelf.storage.journal.why_full.startswith("no inodes are free, although bytes are: bookie/journal")

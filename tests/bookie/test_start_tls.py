@@ -1,5 +1,5 @@
-"""A bookie whose connections are TLS, over real sockets: Apache's clients begin with START_TLS, bookies of ours from
-before it with TLS, and our own client knows both (docs/protocol.md, B26)."""
+"""A bookie with TLS connections, over real sockets. Apache's clients begin with START_TLS, our earlier bookies begin
+with TLS, and our own client knows both (docs/protocol.md, B26)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.waiting import wait_until
 
 DEADLINE_S = 60
 ITS_TXN = 2
-"""Of our client's START_TLS, behind the add for which it connects."""
+"""Request number of our client's START_TLS, which follows the add for which it connects."""
 L, FIRST = LedgerId(7), EntryId(0)
 Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 on_both = pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
@@ -58,14 +58,14 @@ class Served:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is stored, and the connection is none of the bookie's yet."""
+        """Assert that nothing is stored, and that the bookie does not count the connection yet."""
         return not self.shelf.storage.inventory.ledgers and (self.statistics.connections, self.statistics.adds) == (
             0,
             0,
         )
 
     async def is_opening(self) -> bool:
-        """Whether a connection is before its handshake."""
+        """Return True if a connection has not completed its handshake."""
         return self.env.transport.statistics()["connections_opening"] == 1
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -73,7 +73,7 @@ class Served:
         return await asyncio.open_connection(host, port)
 
     async def hangs_up(self, *data: bytes) -> bytes:
-        """All that the bookie says to who sends this, until it closes the connection."""
+        """Send `data`, and return everything that the bookie sends until it closes the connection."""
         reader, writer = await self.connect()
         writer.write(b"".join(data))
         said = bytearray()
@@ -109,7 +109,7 @@ async def answer_to(reader: asyncio.StreamReader) -> BookieResponse:
 
 
 async def upgraded(one: Served, tls: Tls) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As Apache's client does it."""
+    """Connect as Apache's client does."""
     reader, writer = await one.connect()
     writer.write(START_TLS)
     answer = await answer_to(reader)
@@ -119,7 +119,7 @@ async def upgraded(one: Served, tls: Tls) -> tuple[asyncio.StreamReader, asyncio
 
 
 async def asked(one: Served, tls: Tls) -> BookieResponse:
-    """In TLS 1.3 a client hears only behind its handshake that its certificate is refused."""
+    """In TLS 1.3 a client learns only after its handshake that its certificate is refused."""
     reader, writer = await upgraded(one, tls)
     try:
         writer.write(wire.encode_read(6, L, 0))
@@ -154,7 +154,7 @@ def test_client_that_begins_with_start_tls_is_served_inside_tls(run: Run, files:
 
 @on_both
 def test_client_that_begins_with_tls_is_served(run: Run, files: Files, tmp_path: Path) -> None:
-    """A node of the version before, in a rolling upgrade."""
+    """A node of the previous version, during a rolling upgrade."""
 
     async def scenario() -> None:
         async with served(tmp_path, files.bookie) as one:
@@ -183,7 +183,7 @@ def test_plaintext_request_is_refused_and_nothing_is_stored(run: Run, files: Fil
 
 @on_both
 def test_bytes_injected_after_start_tls_are_never_a_request(run: Run, files: Files, tmp_path: Path) -> None:
-    """Were the bookie to keep what it has read too far, it would take it for the first words inside TLS."""
+    """If the bookie kept the bytes that it has read too far, it would take them for the first ones inside TLS."""
 
     async def scenario() -> None:
         async with served(tmp_path, files.bookie) as one:
@@ -226,8 +226,8 @@ def test_silent_or_malformed_client_is_disconnected(
 def test_client_admitted_after_the_bookie_closed_gets_no_answer(
     run: Run, is_old: bool, files: Files, tmp_path: Path
 ) -> None:
-    """The process may have started the bookie again by then: the storage that was closed denies what the new one has
-    stored since."""
+    """The process may have started the bookie again by then: the closed storage denies what the new one has stored
+    since."""
 
     async def scenario() -> None:
         async with served(tmp_path, files.bookie) as one:
@@ -267,7 +267,7 @@ def test_verified_bookie_admits_only_clients_with_a_certificate(run: Run, files:
 
 
 class Caller:
-    """Our client of bookies, which has TLS."""
+    """Our client of bookies, with TLS."""
 
     def __init__(self, one: Env, address: str, tls: Tls | None) -> None:
         calling = None if tls is None else tls.client_context()
@@ -317,8 +317,8 @@ def test_our_client_without_tls_is_refused(run: Run, files: Files, tmp_path: Pat
 def test_our_client_sends_nothing_to_a_bookie_with_a_wrong_certificate(
     run: Run, which: str, files: Files, tmp_path: Path
 ) -> None:
-    """By another authority, of another host, out of date. Whoever stands between can hang up on START_TLS, or answer
-    it; the certificate is asked for both ways."""
+    """Issued by another authority, for another host, or expired. A man in the middle can disconnect on START_TLS or
+    answer it; the certificate is required either way."""
 
     async def scenario() -> None:
         for is_old in (False, True):
@@ -332,7 +332,7 @@ def test_our_client_sends_nothing_to_a_bookie_with_a_wrong_certificate(
 
 
 class Pretender:
-    """Listens in a bookie's place and answers in the clear; notes what it is sent."""
+    """Listens in a bookie's place and answers in plaintext; records what it receives."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = answers
@@ -377,7 +377,7 @@ def stored(txn: int) -> bytes:
 def test_our_client_with_tls_never_talks_or_listens_in_plaintext(
     run: Run, answer: Callable[[int], bytes], files: Files, tmp_path: Path
 ) -> None:
-    """Neither a bookie without TLS nor whoever stands between can talk it into going on without."""
+    """Neither a bookie without TLS nor a man in the middle can make it continue in plaintext."""
 
     async def scenario() -> None:
         env = real_env(tmp_path)

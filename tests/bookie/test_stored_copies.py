@@ -45,7 +45,7 @@ def refused(shelf: Shelf) -> int:
 
 
 async def refuses(shelf: Shelf, entry: int, payload: bytes) -> None:
-    """Expect that no add replaces the payload of an entry that is stored."""
+    """Assert that no add replaces the payload of a stored entry."""
     for other in {FIRST, SECOND, LONGER} - {payload}:
         for recovery in (False, True):
             assert await shelf.add(L, entry, other, recovery=recovery) is Status.FENCED
@@ -92,7 +92,8 @@ def test_entries_that_wait_for_the_same_sync_are_compared(world: SimWorld) -> No
 
 
 def test_entry_whose_group_is_being_shown_is_compared(world: SimWorld) -> None:
-    """Whoever is told of a stored packet may send an add before the group's other packets are in the index."""
+    """A client that is notified of a stored packet may send an add before the group's other packets are in the
+    index."""
 
     async def scenario() -> None:
         shelf = await opened(world)
@@ -132,7 +133,7 @@ def test_recovery_add_is_stored_with_its_own_lac_but_not_another_payload(world: 
 
 @pytest.mark.parametrize("kind", list(DigestType))
 def test_same_entry_is_recognized_for_every_digest(world: SimWorld, kind: DigestType) -> None:
-    """Payloads that differ only where the largest digest of all would be, and other last-add-confirmed."""
+    """Payloads that differ only at the position of the largest digest, and other last-add-confirmed."""
     digest = EntryDigest(kind, b"secret")
     meta = Metadata()
     meta.known[L] = replaced(metadata(L), digest=kind, password=b"secret")
@@ -183,7 +184,7 @@ def test_damaged_copy_is_replaced_only_by_a_recovery_add_of_its_size(world: SimW
 
 
 def test_copy_that_cannot_be_read_now_is_neither_replaced_nor_denied(world: SimWorld) -> None:
-    """Too many open files say nothing about the bytes on the disk."""
+    """Too many open files say nothing about the bytes on disk."""
 
     def fails(self: Segment, *_: object) -> bytes:
         raise OSError(EMFILE, "too many open files")
@@ -215,7 +216,8 @@ def test_reclaim_writes_no_older_copy_over_one_that_waits_for_a_sync(world: SimW
 
 
 def overwritten(world: SimWorld, *, certified: bool) -> None:
-    """A journal of a build without the rule: its last segment has a later record over the entry's first one."""
+    """Write a journal of a version without the rule: its last segment has a later record that replaces the entry's
+    first one."""
 
     async def write() -> None:
         shelf = await opened(world)
@@ -277,7 +279,7 @@ def test_start_ends_if_an_entrys_first_record_cannot_be_read_now(world: SimWorld
 
 @dataclass
 class Story:
-    """Steps that a bookie goes through, and the payload of each entry that it has acknowledged."""
+    """The steps of a bookie, and the payload of each entry that it has acknowledged."""
 
     steps: list[tuple[str, int, int]]
     stored: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -304,7 +306,7 @@ def test_no_story_changes_the_payload_of_an_acknowledged_entry(steps: list[tuple
 
 
 async def tell(world: SimWorld, meta: Metadata, story: Story) -> None:
-    """One life of the bookie; ends before a step that is a crash."""
+    """Run one life of the bookie; it ends before a step that is a crash."""
     shelf = await opened(world, meta)
     filler = shelf.storage.inventory.ledgers[OTHER].index.last + 1 if OTHER in shelf.storage.inventory.ledgers else 0
     await judge(shelf, story)

@@ -1,4 +1,4 @@
-"""A bookie as clients of version 2 of the protocol meet it."""
+"""A bookie as clients of version 2 of the protocol see it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def batch(entry: int, entries: int, size: int, *, ledger: int = L) -> bytes:
 
 
 class SlowDisk:
-    """An event loop's clock, on which each read takes so long."""
+    """An event loop's clock on which each read takes a fixed time."""
 
     def __init__(self, seek_s: float) -> None:
         self.seek_s = seek_s
@@ -50,17 +50,17 @@ class SlowDisk:
 
 
 async def ask(peer: Peer, request: bytes) -> tuple[int, bytes]:
-    """Code and rest of the answer, which must name what was asked for."""
+    """Return the code and the rest of the answer, which must name the requested entry."""
     peer.send(request)
     (answer,) = await peer.answers(1)
     assert answer[:4] == request[4:6] + b"\0\0"
-    at = 28 if request[5] == ADD else 8  # behind the key
+    at = 28 if request[5] == ADD else 8  # after the key
     assert answer[8:24] == request[at : at + 16]
     return int.from_bytes(answer[4:8], "big"), answer[24:]
 
 
 def packets(rest: bytes) -> list[bytes]:
-    """The entries of a batched answer, whose request number must be the one that was sent."""
+    """Return the entries of a batched answer, whose request number must be the one that was sent."""
     assert rest[:8] == number(99)
     found, at = [], 8
     while at < len(rest):

@@ -31,7 +31,7 @@ from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.address import MetadataKind
 from kvstore.rpc.login import without_login
 from kvstore.types import PartitionId
-from kvstore.wal.config import Keepers
+from kvstore.wal.config import BookieKind
 from tests import forked
 from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
@@ -112,7 +112,7 @@ class Cluster:
         self._wish["settings"] = tuple(map(parse, settings))
         self._wish["secure"] = secure or None
         if external_at:
-            self._wish |= {"zookeeper": external_at, "bookies": Keepers.EXTERNAL}
+            self._wish |= {"zookeeper": external_at, "bookies": BookieKind.EXTERNAL}
         elif zookeepers == 1:
             self._wish["metadata"] = metadata
         self._claim: int | None = None

@@ -12,7 +12,7 @@ from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.meta.address import MetadataKind
 from kvstore.server.config import Role
-from kvstore.wal.config import Keepers, LogConfig
+from kvstore.wal.config import BookieKind, LogConfig
 
 DATA = Path("/data")
 
@@ -142,19 +142,19 @@ def test_a_node_receives_the_settings_of_the_cluster_file() -> None:
 
 def test_external_bookies_are_found_by_their_store_and_take_no_ports() -> None:
     with pytest.raises(ConfigError, match="--bookies external: expected --metadata"):
-        plan(Wish(data_dir=DATA, bookies=Keepers.EXTERNAL), None)
-    made = plan(Wish(data_dir=DATA, bookies=Keepers.EXTERNAL, zookeeper="zk:2181"), None)
+        plan(Wish(data_dir=DATA, bookies=BookieKind.EXTERNAL), None)
+    made = plan(Wish(data_dir=DATA, bookies=BookieKind.EXTERNAL, zookeeper="zk:2181"), None)
     assert not [name for name, _ in listeners(made, {"n1"}) if name.startswith("bookie")]
     config = node_config(made, made.nodes[0], DATA)
-    assert (config.log.bookies, config.plays) == (Keepers.EXTERNAL, (Role.SERVER,))
+    assert (config.log.bookies, config.plays) == (BookieKind.EXTERNAL, (Role.SERVER,))
     assert ClusterFile.from_document(json.loads(json.dumps(made.document()))) == made
     assert plan(Wish(data_dir=DATA), made) == made
     with pytest.raises(ConfigError, match="--bookies nodes: the cluster in /data was created with external"):
-        plan(Wish(data_dir=DATA, bookies=Keepers.NODES), made)
+        plan(Wish(data_dir=DATA, bookies=BookieKind.NODES), made)
 
 
 def test_one_node_on_external_bookies_keeps_the_quorum() -> None:
-    made = plan(Wish(data_dir=DATA, bookies=Keepers.EXTERNAL, zookeeper="zk:2181", nodes=1, unsafe=True), None)
+    made = plan(Wish(data_dir=DATA, bookies=BookieKind.EXTERNAL, zookeeper="zk:2181", nodes=1, unsafe=True), None)
     log = node_config(made, made.nodes[0], DATA).log
     assert (log.quorum, log.unsafe) == (LogConfig().quorum, False)
 
@@ -175,4 +175,4 @@ def test_a_secure_cluster_names_its_files_and_stays_secure() -> None:
     with pytest.raises(ConfigError, match="--secure: the cluster in /data was created without it"):
         plan(Wish(data_dir=DATA, secure=True), plain)
     with pytest.raises(ConfigError, match="--secure: expected the nodes' own bookies"):
-        plan(Wish(data_dir=DATA, secure=True, bookies=Keepers.EXTERNAL, zookeeper="127.0.0.1:1"), None)
+        plan(Wish(data_dir=DATA, secure=True, bookies=BookieKind.EXTERNAL, zookeeper="127.0.0.1:1"), None)

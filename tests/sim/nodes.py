@@ -28,7 +28,7 @@ from kvstore.server.config import NodeConfig, Role
 from kvstore.server.routing.events import Command, Event
 from kvstore.server.routing.router import Router
 from kvstore.types import PartitionId, ServerId
-from kvstore.wal.config import Keepers
+from kvstore.wal.config import BookieKind
 from tests.sim.judges.probes import declare, probe
 from tests.sim.judges.starts import Starts
 from tests.sim.strikes.knobs import Knobs
@@ -87,7 +87,7 @@ class Node:
             http=f"{name}:8401",
             insecure=True,
             partition=knobs.partition,
-            log=replace(knobs.log, bookies=Keepers.EXTERNAL) if knobs.bookies and not is_bookie else knobs.log,
+            log=replace(knobs.log, bookies=BookieKind.EXTERNAL) if knobs.bookies and not is_bookie else knobs.log,
             roles=(Role.BOOKIE,) if is_bookie else None,
             autorecovery=knobs.autorecovery,
             storage=StorageConfig(journal_dirs=self.journal_dirs) if knobs.directories > 1 else StorageConfig(),

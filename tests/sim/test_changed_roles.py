@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.errors import ConfigError
 from kvstore.server import composition
-from kvstore.wal.config import Keepers
+from kvstore.wal.config import BookieKind
 from tests.sim.nodes import SECRET, Node
 from tests.sim.stories.scenarios import Stage, knobs, play
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.sim
 
 async def starts_without_a_bookie(stage: Stage, node: Node) -> None:
     """One start of its process as it would be with the other setting. Raises ConfigError."""
-    config = replace(node.config, log=replace(node.config.log, bookies=Keepers.EXTERNAL), roles=None)
+    config = replace(node.config, log=replace(node.config.log, bookies=BookieKind.EXTERNAL), roles=None)
     store = await stage.cluster.metadata.connect()
     engines = node.engines
     env = stage.world.env(node.name)

@@ -1,4 +1,4 @@
-"""Ledgers for tests, in a line each."""
+"""Ledgers for tests, in one line each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def e(number: int) -> EntryId:
 
 
 def ledger(*ensemble: BookieId, write: int = 0, ack: int = 2) -> LedgerMetadata:
-    """An open ledger of one fragment, on B1, B2 and B3 unless told."""
+    """Return an open ledger of one fragment, by default on B1, B2 and B3."""
     bookies = ensemble or (B1, B2, B3)
     quorum = Quorum(len(bookies), write or len(bookies), ack)
     return LedgerMetadata(LEDGER, quorum, (Fragment(e(0), bookies),))
@@ -31,7 +31,7 @@ def opened(packet: bytes) -> Packet:
 
 
 class CheckedWriter(LedgerWriter):
-    """Checks the invariants after each event."""
+    """A writer that checks its invariants after each event."""
 
     def handle(self, event: Event) -> list[Command]:
         commands = super().handle(event)

@@ -14,7 +14,7 @@ OWN = ((OWNER_KEY, b"p1"),)
 def ledger(
     *ensembles: tuple[BookieId, ...], quorum: Quorum = THREE, last: int | None = 99, own: bool = True
 ) -> LedgerMetadata:
-    """A ledger whose ensembles begin at entries 0, 10, 20 …; closed at `last`, or open."""
+    """Return a ledger whose ensembles begin at entries 0, 10, 20 …; closed at `last`, or open."""
     fragments = tuple(Fragment(EntryId(10 * number), each) for number, each in enumerate(ensembles))
     found = LedgerMetadata(LedgerId(7), quorum, fragments, custom=OWN if own else ())
     return found if last is None else found.closed(EntryId(last), 1_000)
@@ -51,7 +51,7 @@ def test_census_ignores_fragments_without_entries() -> None:
 
 
 def test_census_shows_a_leaders_ensemble_and_leaves_it_to_the_leader() -> None:
-    """A ledger that was made ahead holds nothing; a leader says what its open ledger lacks."""
+    """A ledger created ahead has no entries, and a leader reports the missing copies of its open ledger."""
     short = census(ledger((A, B, C), last=None)).shortage([A, B])
     assert (short.lacking, short.away, short.open[C], short.lacking_at[C]) == (0, [C], 1, 0)
     assert census(ledger((A, B, C), (A, B, D), last=None)).shortage([A, B, D]).lacking == 1, "its earlier fragments"
@@ -78,7 +78,7 @@ def test_census_is_due_after_changes_and_rests_by_its_cost() -> None:
     assert not is_due(taken(set()), {C}, soon - 1)
     assert is_due(taken(set()), {D}, soon), "the count began before D was away, and may not know of its ledgers"
     assert not is_due(taken({D}), {D}, soon), "no ledger names D"
-    assert is_due(taken({C}), {C}, soon), "repair may have gone on"
+    assert is_due(taken({C}), {C}, soon), "repair may have continued"
     assert not is_due(taken({C}, took_s=100.0), {C}, 1_000.0 + RESTS * 100.0 - 1)
 
 

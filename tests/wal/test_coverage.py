@@ -1,4 +1,4 @@
-"""The coverage rule, against its definitions, for every quorum up to six bookies."""
+"""The coverage rule, compared with its definitions, for every quorum up to six bookies."""
 
 from collections.abc import Iterator
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""The last entry of an open ledger that may be read, by as many of its bookies as it takes (docs/protocol.md L7)."""
+"""The last readable entry of an open ledger, with as many bookies as necessary (docs/protocol.md L7)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_end_for_good_ignores_a_bookie_that_may_lack_entries() -> None:
         bench.bookies.at[B2].holds_adds = True
         await appended(bench, handle, 10)
         del handle
-        for entry in range(5, 10):  # B1 is put back to a copy, B2 never had any, B3 is away
+        for entry in range(5, 10):  # B1 was set back to a copy, B2 never had any, B3 is away
             del bench.bookies.at[B1].entries[LEDGER, EntryId(entry)]
         bench.bookies.at[B1].lacs[LEDGER] = EntryId(3)
         bench.bookies.at[B1].is_in_limbo = bench.bookies.at[B3].is_down = True

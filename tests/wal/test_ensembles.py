@@ -1,4 +1,4 @@
-"""Sentences about what a writer may do to its ledger's metadata."""
+"""The changes that a writer may make to its ledger's metadata."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sentences about a partition's list of ledgers."""
+"""A partition's list of ledgers."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from kvstore.wal.ledger_list import LedgerList, Listed, LogEnd
 
 
 def listed(*firsts: int, exact: bool = True, lease_ms: int = 500) -> LedgerList:
-    """Ledgers 10, 11, … with these first sequences."""
+    """Return a list of ledgers 10, 11, … with these first sequences."""
     lines = tuple(Listed(LedgerId(10 + i), Seq(first), exact, 1, lease_ms) for i, first in enumerate(firsts))
     return LedgerList(1, lines)
 
@@ -48,7 +48,7 @@ def test_ledgers_synced_everywhere_are_trimmable() -> None:
 
 
 def test_ledger_stays_until_a_later_sequence_is_synced() -> None:
-    """It may end with control records, which have no sequence: a state at 29 may stand before them."""
+    """The ledger may end with control records, which have no sequence: a state at 29 may be before them."""
     assert listed(1, 20, 30, 40).trimmable(Seq(29), None) == [10]
 
 
@@ -62,17 +62,17 @@ def test_bound_alone_trims_nothing() -> None:
 
 
 def known(*exact: bool) -> LedgerList:
-    """Ledgers 10, 11, … that begin at 10, 20, …; of some it is only known that they do not begin before."""
+    """Return a list of ledgers 10, 11, … that begin at 10, 20, …; for some of them these are only lower bounds."""
     return LedgerList(ledgers=tuple(Listed(LedgerId(10 + n), Seq(10 + 10 * n), e, 1, 0) for n, e in enumerate(exact)))
 
 
 def test_bound_does_not_hold_up_ledgers_before_an_exact_one() -> None:
-    """Some leader ended before it could say where its ledger begins: the log would grow for ever."""
+    """Some leader ended before it could record its ledger's first sequence. Otherwise the log would grow forever."""
     log = known(True, False, False, True, True, True)
     assert log.trimmable(Seq(1000), None) == [10, 11, 12, 13]
     assert log.trimmable(Seq(40), None) == [10, 11, 12]
     assert log.trimmable(Seq(39), None) == [], "12 may hold anything below 40"
-    assert log.trimmable(Seq(1000), LedgerId(12)) == [], "and what is behind 11 may begin anywhere"
+    assert log.trimmable(Seq(1000), LedgerId(12)) == [], "and ledgers after 11 may begin anywhere"
     assert known(True, True, True, False).trimmable(Seq(1000), None) == [10, 11]
 
 
@@ -106,7 +106,9 @@ def test_list_names_the_end_before_its_last_two_ledgers() -> None:
     after = listed(1, 20).with_ledger(LedgerId(12), Seq(30), epoch=2, lease_ms=100, closed_end=closed)
     assert after.closed_end == LogEnd(LedgerId(10), EntryId(7))
     assert after.without_first([EntryId(7)]).closed_end == after.closed_end
-    assert after.with_ledger(LedgerId(13), Seq(30), epoch=2, lease_ms=100).closed_end is None, "it is another one's"
+    assert after.with_ledger(LedgerId(13), Seq(30), epoch=2, lease_ms=100).closed_end is None, (
+        "it belongs to another ledger"
+    )
 
 
 # docs/protocol.md G25
@@ -115,8 +117,8 @@ def test_reader_behind_the_closed_end_continues_in_the_last_two_ledgers() -> Non
     after = listed(1, 20).with_ledger(LedgerId(12), Seq(30), epoch=2, lease_ms=100, closed_end=closed)
     assert after.closed_before(closed) == 11
     assert after.closed_before(Position(LedgerId(10), EntryId(6))) is None, "an entry is missing"
-    assert after.closed_before(Position(LedgerId(11), EntryId(0))) is None, "it stands in the last two itself"
-    assert listed(1, 20).closed_before(closed) is None, "an older build wrote the list"
+    assert after.closed_before(Position(LedgerId(11), EntryId(0))) is None, "it is in one of the last two itself"
+    assert listed(1, 20).closed_before(closed) is None, "an older version wrote the list"
 
 
 # docs/protocol.md G25

@@ -13,11 +13,11 @@ from kvstore.meta import codec
 from kvstore.types import EntryId, LedgerId, Seq
 from kvstore.wal.ledger_list import GROW_FROM, GROW_STEP, GROWTH_MAX, LedgerList, Listed, LogEnd
 from kvstore.wal.list_codec import PLAIN_MAX, decode, encode
-from kvstore.wal.lists import CROWDED_BYTES, LIST_BYTES_MAX
+from kvstore.wal.lists import LIST_BYTES_MAX, LONG_LIST_BYTES
 
 
 def long(count: int) -> LedgerList:
-    """As a year of a busy cluster leaves it."""
+    """Return a list as it is after a year of a busy cluster."""
     lines = tuple(
         Listed(LedgerId(7 + 37 * n + n % 11), Seq(1000 * n + n * n % 977), n % 5 > 0, 1 + n // 3, 500)
         for n in range(count)
@@ -45,7 +45,7 @@ def test_long_list_has_golden_bytes() -> None:
 def test_long_list_reads_back_far_below_its_limit(count: int) -> None:
     data = encode(long(count))
     assert decode(data, what="x") == long(count)
-    assert len(data) < CROWDED_BYTES
+    assert len(data) < LONG_LIST_BYTES
 
 
 number = st.integers(-(1 << 62), 1 << 61)

@@ -1,5 +1,5 @@
-"""Ids of new ledgers: a metadata store whose counter has gone back is found out before a ledger is made, case by case,
-in virtual time (docs/protocol.md, G27)."""
+"""Ids of new ledgers: a metadata store with an older counter is detected before a ledger is created, case by case, in
+virtual time (docs/protocol.md, G27)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ENSEMBLE = (B1, B2, B3)
 
 
 def set_back(bench: Bench, to: int) -> None:
-    """Let the store's counter of ids be as in an older copy."""
+    """Set the store's id counter to that of an older copy."""
     bench.tree._nodes[paths.IDGEN].births = to
 
 
 def new_ids(bench: Bench) -> NewLedgerIds:
-    """Those of a process that has just started."""
+    """Return the ids of a process that has just started."""
     store = MemoryStore(bench.tree)
     choice = bench.ports_on(store).choice
     identity, env = ClusterIdentity(store, "simulated"), bench.env
@@ -50,7 +50,7 @@ async def made(bench: Bench) -> list[LedgerId]:
 
 # docs/protocol.md G27
 def test_new_id_that_one_bookie_has_seen_is_refused_and_the_store_marked() -> None:
-    """Also where the new ensemble has never heard of that ledger."""
+    """Also if the new ensemble does not know that ledger."""
     knows = B1
 
     async def case(bench: Bench) -> None:
@@ -80,7 +80,7 @@ def test_new_id_above_all_seen_ids_is_given() -> None:
 
 
 def test_new_ids_remember_ids_seen_in_lists() -> None:
-    """The bookies have lost all that they had: nobody else has seen the later ids."""
+    """The bookies have lost everything, so nobody else has seen the later ids."""
 
     async def case(bench: Bench) -> None:
         logs = bench.logs(NEVER)
@@ -110,7 +110,7 @@ def test_leader_that_rolls_to_an_old_id_ends_and_keeps_its_entries() -> None:
 
 
 def test_concurrent_creators_take_no_id_for_an_old_one() -> None:
-    """Bookies hear of each new ledger at once, also while other creators are on their way to their ids."""
+    """Bookies learn of each new ledger at once, also while other creators are getting their ids."""
 
     async def case(bench: Bench) -> None:
         async def create(number: int) -> LedgerId:
@@ -163,7 +163,7 @@ def test_new_id_needs_an_ack_quorum_of_answers() -> None:
 
 
 def test_lagging_server_after_an_import_is_no_older_copy() -> None:
-    """The first id comes from a former range, since the server that was asked does not know the new one yet."""
+    """The first id comes from a former range, because the server that answered does not know the new one yet."""
 
     async def case(bench: Bench) -> None:
         has_seen(bench, 1 << 32, B1)

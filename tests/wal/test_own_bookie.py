@@ -1,4 +1,4 @@
-"""The node's own bookie, when it has to wait for its disk (docs/protocol.md T1, T12)."""
+"""The node's own bookie when it waits for its disk (docs/protocol.md T1, T12)."""
 
 from __future__ import annotations
 

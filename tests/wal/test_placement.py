@@ -1,4 +1,4 @@
-"""Sentences about which bookies form an ensemble."""
+"""The choice of the bookies of an ensemble."""
 
 import itertools
 from collections import Counter
@@ -79,7 +79,7 @@ places = st.dictionaries(
 
 
 def fewest(zones: dict[BookieId, str], count: int, own: BookieId | None = None) -> int:
-    """The fewest clashes that any choice of `count` bookies has whose write sets are the whole ensemble."""
+    """Return the fewest clashes of any choice of `count` bookies whose write sets are the whole ensemble."""
     choices = itertools.combinations(sorted(zones), count)
     return min(clashes(choice, count, zones) for choice in choices if own is None or own in choice)
 
@@ -124,7 +124,7 @@ def test_machine_registered_twice_gets_one_place(seed: int) -> None:
     registered = {FORMER: "", **dict.fromkeys(ensemble, "")}
     for failed in (ensemble[:1], ensemble[:2]):
         taken = swaps(ensemble, failed, registered, luck)
-        assert OTHERS[0] not in taken, "who has failed may come back; a disk that is gone does not"
+        assert OTHERS[0] not in taken, "a failed bookie may come back; a lost disk does not"
     newest = BookieId("n2-000000000fff")
     lost_twice = (FORMER, NOW, OTHERS[0])
     assert swaps(lost_twice, {FORMER, NOW}, {newest: ""}, luck) == {FORMER: newest}

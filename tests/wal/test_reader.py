@@ -1,4 +1,4 @@
-"""Sentences about reading a confirmed entry."""
+"""Reads of a confirmed entry."""
 
 from kvstore.errors import BookieError, NoSuchEntry
 from kvstore.wal.reader import Answered, AskBookie, Done, EntryRead, HedgeDue, Impossible, ReadFailed, in_order

@@ -1,4 +1,4 @@
-"""Sentences about where a ledger ends that its writer did not close."""
+"""The search for the end of a ledger that its writer did not close."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ ALL = (B1, B2, B3)
 
 
 class CheckedRecovery(Recovery):
-    """Checks the invariants after each event."""
+    """A recovery that checks its invariants after each event."""
 
     def handle(self, event: Event) -> list[Command]:
         commands = super().handle(event)
@@ -42,12 +42,12 @@ def recovery_of(metadata: LedgerMetadata | None = None) -> CheckedRecovery:
 
 
 def entry(number: int, lac: int = -1) -> bytes:
-    """The packet of an entry with a payload of ten bytes."""
+    """Return the packet of an entry with a payload of ten bytes."""
     return pack(e(number), e(lac), 10 * (number + 1), b"payload %02d" % number)
 
 
 def reading(lac: int = -1, metadata: LedgerMetadata | None = None) -> CheckedRecovery:
-    """A recovery past its fence, that has seen `lac`."""
+    """Return a recovery after its fence, which has seen `lac`."""
     recovery = recovery_of(metadata)
     packet = entry(lac + 1, lac) if lac >= 0 else None
     for bookie in recovery.metadata.fragments[-1].ensemble:

@@ -1,4 +1,4 @@
-"""Sentences about missing copies."""
+"""The search for missing copies."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ FULL = range(5)
 
 
 def missing(metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, Iterable[int]]) -> list[Missing]:
-    """All slices together."""
+    """Return all slices joined."""
     there = {bookie: HeldEntries.of_runs((entry, 1) for entry in entries) for bookie, entries in held.items()}
     return [each for part in missing_copies(metadata, last, there) for each in part]
 
@@ -55,7 +55,7 @@ def test_missing_copies_of_an_empty_ledger_are_none() -> None:
 
 
 def test_missing_copies_of_a_long_ledger_come_in_slices() -> None:
-    """docs/protocol.md, W8: all of it at once held the event loop for a third of a second."""
+    """docs/protocol.md, W8: one step for everything blocked the event loop for a third of a second."""
     last = 3 * SLICE + 7
     empty, parts = HeldEntries(()), 0
     for part in missing_copies(ledger(), e(last), {B1: empty, B2: HeldEntries.of_runs([(0, last + 1)])}):

@@ -1,4 +1,4 @@
-"""Places in a log are found by looking at few of its ledgers and entries, whatever is empty or being trimmed."""
+"""Positions in a log are found by reading few of its ledgers and entries, whichever are empty or being trimmed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P1 = PartitionId("p1")
 
 
 class Counting(Seeker):
-    """Over ledgers of so many entries, whose payloads are their places in the log; counts what is opened and read."""
+    """Searches ledgers of given sizes, whose payloads are their places in the log; counts what is opened and read."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(cast(Any, None), cast(Any, self), cast(Any, None))
@@ -33,7 +33,7 @@ class Counting(Seeker):
         self.opened = self.entries_read = 0
 
     async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
-        """As LedgerLists."""
+        """Read as LedgerLists does."""
         return self.listed, 0
 
     async def _open(self, ledger: LedgerId) -> EntryReader:

@@ -1,4 +1,4 @@
-"""Which bookie is asked for which entries, for every quorum up to six bookies (docs/protocol.md T12)."""
+"""The bookies that are asked for the entries of a batch, for every quorum up to six bookies (docs/protocol.md T12)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who of the open ledger's bookies is silent."""
+"""Decisions which bookies of the open ledger are silent."""
 
 from kvstore.types import BookieId, EntryId, LedgerId
 from kvstore.wal.leading.standstill import SILENCE_S, SilentBookies

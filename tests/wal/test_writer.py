@@ -1,4 +1,4 @@
-"""Sentences about the writer of one ledger."""
+"""The writer of one ledger."""
 
 import pytest
 
@@ -14,10 +14,10 @@ from kvstore.wal.writer import (
     Confirm,
     EnsembleChanged,
     Fenced,
-    GaveUp,
     Halt,
     ReplaceBookies,
     Returned,
+    SlowBookiesFailed,
     Spares,
     StopWriting,
     Store,
@@ -243,7 +243,8 @@ def test_writer_sends_a_returned_bookie_unconfirmed_and_new_entries() -> None:
 
 # docs/protocol.md W8
 def test_writer_expects_no_old_entries_of_a_returned_bookie() -> None:
-    """It was taken for silent, for what nobody had sent to it. Two can lack what is confirmed if Qw is Qa + 2."""
+    """It counted as silent because of entries that nobody had sent to it. Two bookies can lack a confirmed entry if Qw
+    is Qa + 2."""
     writer = writer_with(b"a", metadata=ledger(ack=1))
     writer.handle(AddFailed(B3))
     assert confirmed(stored(writer, 0, B1)) == [0]
@@ -281,7 +282,7 @@ def test_writer_fails_a_bookie_with_too_many_outstanding_entries(monkeypatch: py
         writer.handle(Append(b"a", NOW))
         stored(writer, entry, B1, B2)
     assert writer.failed == frozenset()
-    assert GaveUp((B3,)) in writer.handle(Append(b"a", NOW))
+    assert SlowBookiesFailed((B3,)) in writer.handle(Append(b"a", NOW))
     assert writer.failed == {B3}
     assert sent(writer.handle(Append(b"a", NOW))) == [(e(4), (B1, B2))]
 
@@ -298,7 +299,7 @@ def test_writer_fails_a_bookie_with_too_many_outstanding_bytes(monkeypatch: pyte
 
 # docs/protocol.md W2
 def test_writer_fails_no_slow_bookie_while_no_ack_quorum_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recovery reads faster than disks sync; if all failed that lack the oldest entry, none would be left."""
+    """A recovery reads faster than disks sync. If all bookies that lack the oldest entry failed, none would be left."""
     monkeypatch.setattr(machine, "OWED_ENTRIES_MAX", 3)
     writer = writer_with(*[b"a"] * 10)
     stored(writer, 0, B1)

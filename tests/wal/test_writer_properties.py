@@ -1,7 +1,7 @@
-"""The writer under any order of events, for striped and plain ensembles: what Hypothesis may not break.
+"""The writer under any order of events, for striped and plain ensembles; Hypothesis looks for a violation.
 
-The bookies here are sets of entries; what the writer sends is stored, or not, acknowledged, or not, in any order.
-Ensembles are recorded as the writer asks, with any spare bookie, or the change is given up.
+The bookies are sets of entries. Packets that the writer sends are stored or not, and acknowledged or not, in any order.
+Ensemble changes are recorded as the writer asks, with any spare bookie, or abandoned.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class World:
                 case Confirm(entry):
                     self.check_confirmed(entry)
                 case ReplaceBookies():
-                    self.first = self.writer.next_fragment  # what the driver writes, some time later
+                    self.first = self.writer.next_fragment  # the driver writes this some time later
                 case _:
                     continue
 
@@ -79,7 +79,7 @@ class World:
         self.perform(self.writer.handle(AddStored(*self.pick(self.unanswered))))
 
     def fail(self) -> None:
-        """A connection breaks: what is on the way or not acknowledged is lost."""
+        """A connection breaks: everything in transit or not acknowledged is lost."""
         bookie = self.data.draw(st.sampled_from(self.recorded.fragments[-1].ensemble))
         self.down.add(bookie)
         self.on_the_way = [each for each in self.on_the_way if each[1] != bookie]
@@ -110,7 +110,7 @@ class World:
         return pending.pop(self.data.draw(st.integers(0, len(pending) - 1)))
 
     def steps(self) -> list[str]:
-        """What can happen now."""
+        """Return the events that can happen now."""
         found = ["append", "offer_spares", "fail"]
         found += ["store"] * 3 if self.on_the_way else []
         found += ["acknowledge"] * 3 if self.unanswered else []
@@ -119,7 +119,7 @@ class World:
         return found
 
     def settle(self) -> None:
-        """Everything comes back and is delivered."""
+        """Make everything come back, and deliver it."""
         for _ in range(3):
             if self.writer.state is WriterState.CHANGING:
                 self.perform(self.writer.handle(ChangeFailed()))

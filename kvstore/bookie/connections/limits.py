@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 UNREAD_HIGH_BYTES = 1 << 20
-"""Bytes of answers that a client has not read; above that, its connection gets no further answers."""
+"""Bytes of answers that a client has not read; above that, no further requests of its connection are handled."""
 UNREAD_SURE_BYTES = 4 << 20
 """Bytes of unread answers that every connection may hold: requests that were in progress before it was stopped still
 complete."""

@@ -88,7 +88,7 @@ class BookieService:
         gone = self.silent.first_to_go()
         if gone is connection:
             gone = self.asking.displaced_by(network)
-        self.log.say(
+        self.log.emit(
             logging.WARNING, "connection limit reached, closing a connection connections=%d", len(self.connections)
         )
         if gone is None:
@@ -110,12 +110,12 @@ class BookieService:
     def refused_plain(self) -> None:
         """Record that a client has sent a request without TLS to a port with TLS."""
         self.storage.statistics.refused_plain += 1
-        self.log.say(logging.WARNING, "refused a client without TLS; it must begin with START_TLS")
+        self.log.emit(logging.WARNING, "refused a client without TLS; it must begin with START_TLS")
 
     def refused_user(self) -> None:
         """Record that a client was refused because of its certificate: it is a user's, or names no node."""
         self.storage.statistics.refused_user += 1
-        self.log.say(logging.WARNING, "refused a client because of its certificate: it is a user's, or names no node")
+        self.log.emit(logging.WARNING, "refused a client because of its certificate: it is a user's, or names no node")
 
     def close(self) -> None:
         """Abort all connections at once, and those in their handshake when it is over. Nobody gets the outstanding
@@ -223,7 +223,7 @@ class BookieConnection:
 
     def _give_up(self, reason: str) -> None:
         self._statistics.bad_requests += 1
-        self._service.log.say(
+        self._service.log.emit(
             logging.WARNING, "connection closed peer=%s reason=%s", self._transport.get_extra_info("peername"), reason
         )
         self._flush()

@@ -113,12 +113,12 @@ class _Gathering:
     def _change(self, found: DirectoryPlan, anchor: int) -> DirectoryPlan:
         """Write a changed plan to all directories: step by step, each step in all directories before the next."""
         if found.is_changed:
-            self.say(found, found.present)
+            self.record(found, found.present)
         if found.joining:
             for number in found.joining:
                 self._join(found, number, found.paths[anchor])
             found = found.after(MemberState.JOINING, MemberState.PRESENT)
-            self.say(found, found.present)
+            self.record(found, found.present)
         return replace(found, is_changed=False)
 
     def _join(self, found: DirectoryPlan, number: int, anchor: str) -> None:
@@ -127,7 +127,7 @@ class _Gathering:
         self._refuse_one_place(found, number)
         try:
             make_directory(disk, path)
-            self.say(found, [number])
+            self.record(found, [number])
             for name in (VERSION, STARTS, AGE):
                 if disk.exists(f"{anchor}/{name}"):
                     replace_file(disk, f"{path}/{name}", read_file(disk, f"{anchor}/{name}"))
@@ -147,7 +147,7 @@ class _Gathering:
                 f"{found.paths[content.here]}, which are the same; name each directory once"
             )
 
-    def say(self, found: DirectoryPlan, numbers: Iterable[int]) -> None:
+    def record(self, found: DirectoryPlan, numbers: Iterable[int]) -> None:
         """Write the plan to directories."""
         for number in numbers:
             said = PlaceFile(found.bookie, found.version, number, found.members)
@@ -164,9 +164,9 @@ class _Gathering:
         return Directory(number, path, self._config.index_dir if number == 0 else f"{path}/{INDEX}", doubts)
 
 
-def say_gone(env: Env, config: BookieConfig, found: DirectoryPlan) -> DirectoryPlan:
+def record_gone(env: Env, config: BookieConfig, found: DirectoryPlan) -> DirectoryPlan:
     """Record that the lost directories are gone: everything that they may have held is in limbo, on disk. Raises
     OSError."""
     now = found.after(MemberState.LOST, MemberState.GONE)
-    _Gathering(env, config).say(now, now.present)
+    _Gathering(env, config).record(now, now.present)
     return now

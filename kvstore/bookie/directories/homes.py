@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvstore.bookie.directories.choice import Candidate, choose
-from kvstore.bookie.directories.part import DirectoryStorage
+from kvstore.bookie.directories.directory_storage import DirectoryStorage
 
 log = logging.getLogger(__name__)
 
 
-class Homes:
+class LedgerDirectories:
     """The directories of one bookie's ledgers."""
 
     def __init__(self, parts: Sequence[DirectoryStorage]) -> None:

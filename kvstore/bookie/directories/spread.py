@@ -21,13 +21,13 @@ from kvstore.bookie.adds import Done
 from kvstore.bookie.admission import LedgerAdmission, LedgerAuthority
 from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.directories.gathering import Gathered, say_gone
-from kvstore.bookie.directories.homes import Homes
+from kvstore.bookie.directories.directory_storage import DirectoryStorage
+from kvstore.bookie.directories.gathering import Gathered, record_gone
+from kvstore.bookie.directories.homes import LedgerDirectories
 from kvstore.bookie.directories.losses import doubt_what_was_lost
-from kvstore.bookie.directories.part import DirectoryStorage
 from kvstore.bookie.directories.refusing import CANNOT_STORE, CANNOT_TELL
 from kvstore.bookie.directories.state import DirectoryState
-from kvstore.bookie.inventory import IsOurs, OwnLedgers, nobodys
+from kvstore.bookie.inventory import IsOurs, OwnLedgers, none_are_ours
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.ledger import LedgerListener
 from kvstore.bookie.reader import ReadDone
@@ -59,7 +59,7 @@ class SpreadStorage:
         self._loop = asyncio.get_running_loop()
         self._plan = gathered.plan
         self.parts = tuple(self._part(gathered, number) for number in range(len(gathered.directories)))
-        self.homes = Homes(self.parts)
+        self.homes = LedgerDirectories(self.parts)
         self._is_started = False
         self._is_readonly = False
         self._on_readonly: Callable[[bool], None] = lambda _readonly: None
@@ -91,7 +91,7 @@ class SpreadStorage:
                 await doubt_what_was_lost(self.homes, self._authority, self.bookie)
                 lost = ", ".join(each.path for each in self._plan.lost)
                 log.warning("continuing without lost directories bookie=%s directories=%s", self.bookie, lost)
-                self._plan = say_gone(self._env, self._config, self._plan)
+                self._plan = record_gone(self._env, self._config, self._plan)
         except BaseException as error:
             self.stop()
             if isinstance(error, JournalFull):
@@ -258,7 +258,7 @@ AnyStorage = BookieStorage | SpreadStorage
 
 
 def storage_of(
-    env: Env, config: BookieConfig, gathered: Gathered, authority: LedgerAuthority, is_ours: IsOurs = nobodys
+    env: Env, config: BookieConfig, gathered: Gathered, authority: LedgerAuthority, is_ours: IsOurs = none_are_ours
 ) -> AnyStorage:
     """Return the storage in the directories that were found."""
     own_ledgers = OwnLedgers(is_ours)

@@ -7,7 +7,7 @@ from functools import partial
 
 from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.directories.part import DirectoryStorage
+from kvstore.bookie.directories.directory_storage import DirectoryStorage
 from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.inventory import IsOurs
 from kvstore.bookie.storage import BookieStorage

@@ -1,10 +1,10 @@
-"""The bytes of a full segment's entries in its index file: blocks, and extents that say where they are. Pure. The
+"""The bytes of a full segment's entries in its index file: blocks, and extents that say where the blocks are. Pure. The
 grammar is in docs/reference/formats.md.
 
-A block has up to 255 entries of one ledger, rising, with a checksum of its own that starts from the segment's salt and
-the block's place, so that neither another segment's block nor one in the wrong place passes. An extent is a stretch of
-a ledger's entries, whose blocks stand one after the other. What is kept of it in memory says which block an entry is
-in: of one without holes that is plain arithmetic, of others each block's first entry is kept.
+A block has up to 255 entries of one ledger in rising order. Its checksum starts from the segment's salt and the block's
+offset, so that neither a block of another segment nor one at the wrong offset passes. An extent is a range of a
+ledger's entries whose blocks are consecutive. The part that is kept in memory says which block an entry is in. For an
+extent without holes that is plain arithmetic; for others, each block's first entry is kept.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from crc32c import crc32c
 from kvstore.bookie.index.entry_index import EntryColumns
 
 BLOCK_ENTRIES = 255
-"""With them a block is just below a page of the disk."""
+"""Maximum number of entries in a block, which is then just smaller than a page of the disk."""
 GAP_MIN = 4096
-"""Ids that are left out between two entries before another extent may begin: an extent that spans entries of another
-segment costs their readers a look into it."""
+"""Minimum gap between two entries at which another extent may begin. An extent that spans entries of another segment
+costs readers of those entries a lookup in it."""
 EXTENTS_FREE, ENTRIES_EACH = 2, 64
-"""So many extents may a ledger have, and one more for so many entries: extents are kept in memory."""
+"""Number of extents that a ledger may have, and number of entries that allow one more: extents are kept in memory."""
 _STRIDE = 256
-"""Ids that are looked at together."""
+"""Number of ids checked together."""
 _HEAD = Struct(">II")
-"""crc of what follows, seeded; entries."""
+"""Seeded CRC of the rest, number of entries."""
 _ENTRY_BYTES = 16
 
 
 class Extent(NamedTuple):
-    """Entries of one ledger whose blocks stand together."""
+    """A range of entries of one ledger with consecutive blocks."""
 
     first: int
     last: int
-    """Both are there."""
+    """The first and the last entry both exist."""
     entries: int
     start: int
-    """Where its first block begins in the file."""
+    """Offset of its first block in the file."""
     fences: array[int]
-    """The first entry of each block; empty where that follows from `first`: no holes, or one block."""
+    """The first entry of each block; empty if it follows from `first` (no holes, or a single block)."""
 
     @property
     def end(self) -> int:
@@ -66,17 +66,17 @@ def block_bytes(count: int) -> int:
 
 
 def block_span(start: int, count: int, number: int) -> tuple[int, int]:
-    """Where block `number` of an extent stands, and how many entries it has."""
+    """Return the offset of block `number` of an extent, and its number of entries."""
     return start + number * block_bytes(BLOCK_ENTRIES), min(BLOCK_ENTRIES, count - number * BLOCK_ENTRIES)
 
 
 def block_number(first: int, fences: Sequence[int], entry: int) -> int:
-    """The block of an extent that has `entry`, if any has it."""
+    """Return the block of an extent that has `entry`, if any has it."""
     return bisect_right(fences, entry) - 1 if fences else (entry - first) // BLOCK_ENTRIES
 
 
 def lay_out(entries: Sequence[int], start: int) -> list[Extent]:
-    """Extents for entries that rise, from `start` in the file on."""
+    """Return extents for rising entries, from offset `start` of the file."""
     if not entries:
         return []
     cuts = [0, *_cuts(entries), len(entries)]
@@ -90,14 +90,14 @@ def lay_out(entries: Sequence[int], start: int) -> list[Extent]:
 
 
 def _cuts(entries: Sequence[int]) -> Iterator[int]:
-    """Where in `entries` another extent begins."""
+    """Yield the positions in `entries` at which another extent begins."""
     if entries[-1] - entries[0] + 1 == len(entries):
         return
     extents = 1
     for begin in range(0, len(entries) - 1, _STRIDE):
         end = min(begin + _STRIDE, len(entries) - 1)
         if entries[end] - entries[begin] <= GAP_MIN:
-            continue  # none of the gaps between them is larger
+            continue  # no gap between them is larger
         for at in range(begin + 1, end + 1):
             if entries[at] - entries[at - 1] > GAP_MIN and extents < EXTENTS_FREE + at // ENTRIES_EACH:
                 extents += 1
@@ -105,12 +105,12 @@ def _cuts(entries: Sequence[int]) -> Iterator[int]:
 
 
 def seed_of(salt: int, at: int) -> int:
-    """The number that the checksum of a block at `at` starts from."""
+    """Return the number that the checksum of a block at offset `at` starts from."""
     return (salt ^ salt >> 32 ^ at) & 0xFFFFFFFF
 
 
 def encode_extents(columns: EntryColumns, extents: list[Extent], salt: int) -> bytes:
-    """The blocks of `extents`, which are all of `columns`."""
+    """Return the blocks of `extents`, which cover all of `columns`."""
     parts, done = list[bytes](), 0
     ids, offsets, sizes = map(big, columns)
     for extent in extents:
@@ -120,12 +120,12 @@ def encode_extents(columns: EntryColumns, extents: list[Extent], salt: int) -> b
             data = ids[8 * done : 8 * end] + offsets[4 * done : 4 * end] + sizes[4 * done : 4 * end]
             parts += (_HEAD.pack(crc32c(data, seed_of(salt, at) ^ count), count), data)
             done = end
-    assert done == len(columns.entries), f"{done} entries are in extents, of {len(columns.entries)}"
+    assert done == len(columns.entries), f"extents have {done} entries of {len(columns.entries)}"
     return b"".join(parts)
 
 
 def decode_block(data: bytes, salt: int, at: int, count: int) -> EntryColumns | None:
-    """None for anything but the block of `count` entries that stands at `at`."""
+    """Decode a block. Return None unless `data` is the block of `count` entries at offset `at`."""
     if len(data) != block_bytes(count) or _HEAD.unpack_from(data) != (
         crc32c(data[_HEAD.size :], seed_of(salt, at) ^ count),
         count,
@@ -138,7 +138,7 @@ def decode_block(data: bytes, salt: int, at: int, count: int) -> EntryColumns | 
 
 
 def big(numbers: array[int]) -> bytes:
-    """The numbers as bytes, highest first."""
+    """Return the numbers as big-endian bytes."""
     if sys.byteorder == "little":
         numbers = numbers[:]
         numbers.byteswap()
@@ -146,7 +146,7 @@ def big(numbers: array[int]) -> bytes:
 
 
 def native(code: str, data: bytes) -> array[int]:
-    """The numbers of which `data` are the bytes, highest first."""
+    """Return the numbers from big-endian bytes."""
     numbers = array(code, data)
     if sys.byteorder == "little":
         numbers.byteswap()

@@ -1,9 +1,9 @@
-"""A full segment's index as bytes, so that neither a start nor a read need read the segment. Pure. The grammar is in
+"""A full segment's index as bytes, so that neither a start nor a read must read the segment. Pure. The grammar is in
 docs/reference/formats.md.
 
-It holds the places of the segment's entries, in blocks (blocks.py), and behind them a table: of every ledger with a
-record in the segment what was known of it when the segment was full, and where its blocks are. A start reads only the
-table. Applied in the order of segments the tables give the same state as the records would.
+It has the places of the segment's entries, in blocks (blocks.py), followed by a table. For every ledger with a record
+in the segment, the table has the ledger's state when the segment was full, and the offsets of its blocks. A start reads
+only the table. The tables, applied in the order of the segments, give the same state as the records.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from kvstore.bookie.index.entry_index import EntryIndex
 MAGIC = b"kvs-indx"
 FORMAT = 3
 WHOLE_FORMATS = (1, 2)
-"""They had the entries of each ledger beside it, and were read as a whole; 1 had the list of the segments in it."""
+"""Former formats that had the entries of each ledger beside it, and were read as a whole; format 1 also contained the
+list of the segments."""
 LIST_MAGIC = b"kvs-segs"
 LIST_FORMAT = 2
 UNCOVERED_LIST_FORMAT = 1
-"""Its checksum did not cover the format."""
+"""The format whose checksum did not cover the format."""
 
 _LIST = Struct(">II")
-"""The segment beside whose checkpoint it stands, and how many: segments."""
+"""The segment whose checkpoint the list accompanies, and the number of segments."""
 _HEADER = Struct(">8sII")
-"""magic, format, crc: of the rest, and since the format is covered too, of what stands before it first."""
+"""Magic, format, CRC of the rest; since the format is covered too, of the bytes before the CRC first."""
 _TABLE_AT = Struct(">QQ")
-"""Where the table stands, and its size."""
+"""Offset of the table, and its size."""
 _BEFORE_CRC = 12
 HEADER_SIZE = _HEADER.size + _TABLE_AT.size
 _SEGMENT = Struct(">IQQQBIIIII")
-"""file, salt, end, last group, limbo, and how many: files, dropped, tombstones, ledgers; 0."""
+"""File, salt, end, last group, limbo, and the numbers of files, dropped ledgers, tombstones and ledgers; 0."""
 _LEDGER = Struct(">qBqHHIIq")
-"""ledger, flags, lac, bytes of key and of explicit LAC, extents, superseded, live bytes."""
+"""Ledger, flags, LAC, bytes of the key and of the explicit LAC, extents, superseded, live bytes."""
 _EXTENT = Struct(">QQIQ")
-"""first, last, count, start."""
+"""First, last, count, start."""
 _SUPERSEDED = Struct(">IQ")
 _WHOLE_LEDGER = Struct(">qBqHHqIIq")
-"""ledger, flags, lac, bytes of key and of explicit LAC, first entry, run, moved entries, live bytes."""
+"""Ledger, flags, LAC, bytes of the key and of the explicit LAC, first entry, run, moved entries, live bytes."""
 _MOVED = Struct(">qQI")
 
 FENCED, ADMITTED, LIMBO = 1, 2, 4
@@ -51,7 +52,7 @@ FENCED, ADMITTED, LIMBO = 1, 2, 4
 
 @dataclass(slots=True)
 class LedgerPart:
-    """One ledger as it stood when the segment was full, and where its entries in the segment are."""
+    """The state of one ledger when the segment was full, and where its entries in the segment are."""
 
     ledger: int
     flags: int
@@ -60,11 +61,11 @@ class LedgerPart:
     explicit_lac: bytes
     live_bytes: int = 0
     superseded: list[tuple[int, int]] = field(default_factory=list)
-    """Older segments, and how many bytes in each are wanted no more because this segment has their entries."""
+    """Older segments, with the number of bytes that are no longer needed because this segment has their entries."""
     extents: list[Extent] = field(default_factory=list)
     entries: EntryIndex | None = None
-    """The same in memory, until the checkpoint is on the disk; of a checkpoint that was read, only if it is of a former
-    format, which has no extents, and does not say what is superseded."""
+    """The entries in memory, until the checkpoint is on disk. In a checkpoint that was read, only if it has a former
+    format, which has no extents and does not say what is superseded."""
 
 
 @dataclass(slots=True)
@@ -74,19 +75,19 @@ class Checkpoint:
     end: int
     last_group: int
     is_limbo: bool
-    """Records of any ledger may be missing."""
+    """True if records of any ledger may be missing."""
     files: list[int]
-    """The segments that there were, the one after this included; empty: not known. They stand in a list of their own,
-    in format 1 in here."""
+    """The segments that existed, including the one after this; empty: unknown. They are in a list of their own; in
+    format 1, in this file."""
     dropped: list[int]
-    """Ledgers with records in this segment, or dropped in it, that are gone."""
+    """Ledgers that are gone and had records in this segment or were dropped in it."""
     tombstones: list[int]
-    """Those of them whose fence stays."""
+    """Those of the dropped ledgers whose fence remains."""
     ledgers: list[LedgerPart]
     format: int = FORMAT
 
     def place_entries(self) -> None:
-        """Say where in the file the entries of its ledgers will be."""
+        """Choose the offsets of the ledgers' entries in the file."""
         at = HEADER_SIZE
         for part in self.ledgers:
             if part.entries is not None:
@@ -96,7 +97,7 @@ class Checkpoint:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Of one whose entries are placed and in memory."""
+    """Encode a checkpoint whose entries are placed and in memory."""
     blocks = []
     for part in checkpoint.ledgers:
         if part.entries is not None:
@@ -105,7 +106,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def with_table(blocks: bytes, checkpoint: Checkpoint) -> bytes:
-    """The checkpoint's bytes with these blocks, which stand where its table says."""
+    """Return the checkpoint's bytes with these blocks, which are at the offsets that its table says."""
     table = _table(checkpoint)
     where = _TABLE_AT.pack(HEADER_SIZE + len(blocks), len(table))
     before = _HEADER.pack(MAGIC, FORMAT, 0)[:_BEFORE_CRC]
@@ -149,8 +150,8 @@ def _table(checkpoint: Checkpoint) -> bytes:
 
 
 def table_span(head: bytes) -> tuple[int, int] | None:
-    """Where the table of a checkpoint stands, and its size, by the first bytes of the file, which are not checked yet.
-    None for a format that is read as a whole."""
+    """Return the offset and the size of a checkpoint's table from the first bytes of the file, which are not verified
+    yet. Return None for a format that is read as a whole."""
     if len(head) < HEADER_SIZE or _HEADER.unpack_from(head)[1] in WHOLE_FORMATS:
         return None
     at, size = _TABLE_AT.unpack_from(head, _HEADER.size)
@@ -158,18 +159,18 @@ def table_span(head: bytes) -> tuple[int, int] | None:
 
 
 def decode_checkpoint(head: bytes, table: bytes) -> Checkpoint | None:
-    """Of its first bytes and its table. None for anything but a checkpoint. Raises ValueError for a format that this
-    build does not know; a format that was changed by damage is none."""
+    """Decode a checkpoint from its first bytes and its table. Return None unless they are a checkpoint; a format
+    changed by damage is not. Raises ValueError for a format that this version does not know."""
     magic, version, crc = _HEADER.unpack_from(head)
     if magic != MAGIC or crc != crc32c(table, crc32c(head[_HEADER.size : HEADER_SIZE], crc32c(head[:_BEFORE_CRC]))):
         return None
     if version != FORMAT:
-        raise ValueError(f"index format {version}; this build reads 1 to {FORMAT}")
+        raise ValueError(f"expected index format 1 to {FORMAT}, got {version}")
     return _decode(_Reader(table, 0), version, _ledger)
 
 
 def decode_whole(data: bytes) -> Checkpoint | None:
-    """A checkpoint of a former format. None for anything else."""
+    """Decode a checkpoint of a former format. Return None for anything else."""
     if len(data) < _HEADER.size:
         return None
     magic, version, crc = _HEADER.unpack_from(data)
@@ -226,15 +227,15 @@ def _whole_ledger(reader: _Reader) -> LedgerPart:
 
 
 def encode_list(file: int, files: list[int]) -> bytes:
-    """The segments that there are, when `file` was full."""
+    """Encode the list of the segments that existed when `file` was full."""
     rest = _LIST.pack(file, len(files)) + _packed("I", files)
     before = _HEADER.pack(LIST_MAGIC, LIST_FORMAT, 0)[:_BEFORE_CRC]
     return _HEADER.pack(LIST_MAGIC, LIST_FORMAT, crc32c(rest, crc32c(before))) + rest
 
 
 def decode_list(data: bytes, file: int) -> list[int] | None:
-    """None for anything but a whole list that stands beside the checkpoint of `file`. Raises ValueError for a format
-    that this build does not know; a format that was changed by damage is none."""
+    """Decode a list. Return None unless it is intact and accompanies the checkpoint of `file`; a format changed by
+    damage does not count. Raises ValueError for a format that this version does not know."""
     if len(data) < _HEADER.size + _LIST.size:
         return None
     magic, version, crc = _HEADER.unpack_from(data)
@@ -242,14 +243,14 @@ def decode_list(data: bytes, file: int) -> list[int] | None:
     if magic != LIST_MAGIC or crc != crc32c(data[_HEADER.size :], start):
         return None
     if version not in (UNCOVERED_LIST_FORMAT, LIST_FORMAT):
-        raise ValueError(f"format {version} of a list of segments; this build reads 1 and {LIST_FORMAT}")
+        raise ValueError(f"expected format 1 or {LIST_FORMAT} of a list of segments, got {version}")
     reader = _Reader(data, _HEADER.size)
     of, count = reader.unpack(_LIST)
     return reader.array("I", count).tolist() if of == file else None
 
 
 class _Reader:
-    """Takes one thing after the other from bytes whose checksum was right."""
+    """Reads one field after the other from bytes with a verified checksum."""
 
     __slots__ = ("_at", "_data")
 

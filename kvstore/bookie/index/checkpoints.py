@@ -1,8 +1,8 @@
-"""The names and the reading of the index directory: a checkpoint for each full segment, and, once, a list of the
-segments that there are.
+"""The file names and the reading of the index directory: a checkpoint for each full segment, and one list of the
+existing segments.
 
-The list stands beside the newest checkpoint only; an older one goes when a newer one is synced. Were each checkpoint to
-have one, all together would grow with the square of the disk (docs/protocol.md, B22).
+Only the newest checkpoint has a list beside it; an older list is removed when a newer one is synced. If each checkpoint
+had one, their total size would grow with the square of the disk (docs/protocol.md, B22).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvstore.os_errors import is_passing
 log = logging.getLogger(__name__)
 
 INDEX, LIST, ASIDE = ".index", ".files", ".new"
-"""Of a checkpoint, of a list, and behind those of one that is being written."""
+"""Suffixes of a checkpoint, of a list, and of either while it is being written."""
 
 
 def checkpoint_path(directory: str, file: int) -> str:
@@ -36,17 +36,17 @@ def list_path(directory: str, file: int) -> str:
 
 
 def indexed(disk: Disk, directory: str, suffix: str = INDEX) -> list[int]:
-    """The segments with a file of a checkpoint's name, or of a list's."""
+    """Return the segments with a file that has a checkpoint's name, or a list's."""
     stems = [name.removesuffix(suffix) for name in disk.list(directory) if name.endswith(suffix)]
     return sorted(int(stem) for stem in stems if stem.isdigit())
 
 
 def read_checkpoint(disk: Disk, directory: str, file: int) -> Checkpoint | None:
-    """A segment's checkpoint, if it is there and whole; with the segments that there were, if a list is there too. Of
-    the present format without its entries, which are not looked at. What the disk does not give is not there: it is
-    made again from the segment.
+    """Return a segment's checkpoint if it exists and is intact, with the segments that existed if there is a list too.
+    A checkpoint of the present format is returned without its entries, which are not verified. A file that the disk
+    cannot read counts as missing: it is rebuilt from the segment.
 
-    Raises ValueError that names the file for a format that this build does not know.
+    Raises a ValueError that names the file for a format that this version does not know.
     """
     path = checkpoint_path(directory, file)
     try:
@@ -65,7 +65,7 @@ def _checkpoint(disk: Disk, path: str) -> Checkpoint | None:
     try:
         file = disk.open(path)
     except OSError as error:
-        _say_not_given(path, error)
+        _log_unreadable(path, error)
         return None
     try:
         head, size = file.read(0, HEADER_SIZE), file.size()
@@ -74,18 +74,18 @@ def _checkpoint(disk: Disk, path: str) -> Checkpoint | None:
             return decode_whole(file.read(0, size))
         return decode_checkpoint(head, file.read(*span)) if sum(span) == size else None
     except OSError as error:
-        _say_not_given(path, error)
+        _log_unreadable(path, error)
         return None
     finally:
         file.close()
 
 
 # docs/protocol.md B31
-def _say_not_given(path: str, error: OSError) -> None:
-    """Log a bad sector, which keeps no bookie from starting. Raises the error if it passes: the file is whole."""
+def _log_unreadable(path: str, error: OSError) -> None:
+    """Log a bad sector, which does not prevent a start. Raises a temporary error, because the file is intact then."""
     if is_passing(error):
         raise error
-    log.error("%s cannot be read, it is made again from the segment: %s", path, error)
+    log.error("index file cannot be read, rebuilding it from the segment path=%s error=%s", path, error)
 
 
 def _read(disk: Disk, path: str) -> bytes:
@@ -94,12 +94,12 @@ def _read(disk: Disk, path: str) -> bytes:
     try:
         return read_file(disk, path)
     except OSError as error:
-        _say_not_given(path, error)
+        _log_unreadable(path, error)
         return b""
 
 
 def remove_checkpoint(disk: Disk, directory: str, file: int) -> None:
-    """The segment is gone. Raises OSError."""
+    """Remove the checkpoint of a segment that is gone. Raises OSError."""
     for path in (checkpoint_path(directory, file), list_path(directory, file)):
         for each in (path, path + ASIDE):
             if disk.exists(each):
@@ -107,7 +107,7 @@ def remove_checkpoint(disk: Disk, directory: str, file: int) -> None:
 
 
 def remove_unfinished(disk: Disk, directory: str) -> None:
-    """Remove what a crash left half written. Raises OSError."""
+    """Remove files that a crash left half written. Raises OSError."""
     for name in disk.list(directory):
         if name.endswith((INDEX + ASIDE, LIST + ASIDE)):
             disk.remove(f"{directory}/{name}")

@@ -1,9 +1,10 @@
 """Where a ledger's entries are: entry id → (place, size). Decides only.
 
-Those in the segment that is being written are in memory, compactly: 12 bytes per entry, holes included. Holes are
-bounded by what is there, so that entries far from each other cost no more memory than as many that are not. Those in
-full segments are in these segments' index files (docs/protocol.md, B31).
-A place is one number: segment id, then the record's offset in it.
+Entries in the segment that is being written are in memory, compactly: 12 bytes per entry, including holes. The number
+of holes is bounded by the number of entries, so that entries far apart cost no more memory than others. Entries in full
+segments are in the index files of these segments (docs/protocol.md, B31).
+
+A place is one number: the segment id, followed by the record's offset in it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import NamedTuple, Protocol
 OFFSET_BITS = 40
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 HOLES_MIN, HOLES_EACH = 1024, 16
-"""So many holes may there be, and so many more with each entry that is here; entries further out go to a dict, where
-each takes about as much as so many holes."""
+"""Number of holes that are allowed, and the additional number for each entry. Entries further away go to a dict, where
+each takes about as much memory as that many holes."""
 NOWHERE = (0, 0)
 """Place and size of an entry that is not here."""
 
@@ -36,11 +37,11 @@ def offset_of(place: int) -> int:
 
 
 class EntryColumns(NamedTuple):
-    """Entries of one segment, rising by id."""
+    """Entries of one segment, in rising order of their ids."""
 
     entries: array[int]
     offsets: array[int]
-    """Of their records in the segment."""
+    """Offsets of their records in the segment."""
     sizes: array[int]
 
 
@@ -49,11 +50,11 @@ class Sealed(Protocol):
 
     @property
     def last(self) -> int:
-        """The highest entry id of these."""
+        """The highest of these entry ids."""
         ...
 
     def find(self, entry: int) -> tuple[int, int]:
-        """Place and size of the newest copy; NOWHERE if there is none."""
+        """Return place and size of the newest copy; NOWHERE if there is none."""
         ...
 
     def runs(self) -> list[tuple[int, int]]: ...
@@ -61,7 +62,7 @@ class Sealed(Protocol):
 
 
 class EntryIndex:
-    """One ledger's entries. Place 0 means: not here. The arrays are of one segment."""
+    """One ledger's entries. Place 0 means that the entry is not here. The arrays belong to one segment."""
 
     __slots__ = ("first", "holes", "others", "others_high", "others_low", "places", "sealed", "sealed_last", "sizes")
 
@@ -69,20 +70,20 @@ class EntryIndex:
         self.sealed: Sealed | None = None
         """The entries in full segments, which are older."""
         self.sealed_last = -1
-        """No entry above this is among them."""
+        """No sealed entry is above this one."""
         self.first = 0
-        """The entry that stands first in the arrays."""
+        """The first entry of the arrays."""
         self.places: array[int] = array("Q")
         self.sizes: array[int] = array("I")
         self.holes = 0
-        """Entries in the arrays that are not here."""
+        """Number of array elements without an entry."""
         self.others: dict[int, tuple[int, int]] = {}
         self.others_low, self.others_high = 1 << 63, -1
-        """No entry is or was out of the arrays below or above."""
+        """Bounds of the entries that are or were outside of the arrays."""
 
     def put(self, entry: int, place: int, size: int) -> tuple[int, int]:
-        """Record where `entry` is; returns the place and size of its former copy, NOWHERE if it is new. Only of an
-        entry that full segments may have a read of the disk."""
+        """Record where `entry` is. Return place and size of its former copy, NOWHERE if it is new. Reads the disk only
+        for an entry that full segments may have."""
         places = self.places
         at = entry - self.first
         if at and at == len(places) and entry > self.sealed_last and not self.others:
@@ -119,11 +120,11 @@ class EntryIndex:
         return self.sealed.find(entry) if entry <= self.sealed_last and self.sealed is not None else NOWHERE
 
     def has_sealed(self, sealed: Sealed) -> None:
-        """Look for entries in `sealed` from now on too, as far as it goes now."""
+        """Look for entries in `sealed` from now on too, up to its present last entry."""
         self.sealed, self.sealed_last = sealed, sealed.last
 
     def detach(self) -> EntryIndex:
-        """Take out all that is in memory, as an index of its own: its segment is full."""
+        """Return everything that is in memory as a separate index, and remove it here, because its segment is full."""
         self.compact()
         taken = EntryIndex()
         taken.first, taken.places, taken.sizes, taken.holes = self.first, self.places, self.sizes, self.holes
@@ -137,7 +138,7 @@ class EntryIndex:
         return HOLES_MIN + HOLES_EACH * entries
 
     def compact(self) -> None:
-        """Take what is out of the arrays into them, if by now there is enough of it."""
+        """Move entries outside of the arrays into them, if there are enough of them by now."""
         if not self.others:
             return
         count = self.count
@@ -160,7 +161,8 @@ class EntryIndex:
         return ((self.first + at, place, self.sizes[at]) for at, place in enumerate(self.places) if place)
 
     def get(self, entry: int) -> tuple[int, int]:
-        """Place and size of `entry`; NOWHERE if it is not here. Of one in a full segment by a read of the disk."""
+        """Return place and size of `entry`; NOWHERE if it is not here. For an entry in a full segment, read the
+        disk."""
         at = entry - self.first
         if 0 <= at < len(self.places) and self.places[at]:
             return self.places[at], self.sizes[at]
@@ -169,7 +171,7 @@ class EntryIndex:
         return self.sealed.find(entry) if entry <= self.sealed_last and self.sealed is not None else NOWHERE
 
     def extend(self, first: int, places: array[int], sizes: array[int]) -> None:
-        """Begin with a run of entries; there must be none yet."""
+        """Begin with a run of entries; the index must be empty."""
         assert not self.count, "a run stands at the beginning"
         self.first = first
         self.places.extend(places)
@@ -183,23 +185,23 @@ class EntryIndex:
 
     @property
     def count(self) -> int:
-        """How many entries are in memory."""
+        """Number of entries in memory."""
         return len(self.places) - self.holes + len(self.others)
 
     @property
     def bytes(self) -> int:
-        """The sum of the entries' sizes."""
+        """Sum of the entries' sizes."""
         return sum(self.sizes) + sum(size for _, size in self.others.values())
 
     def ids(self) -> Sequence[int]:
-        """The entries in memory, rising."""
+        """Return the entries in memory, rising."""
         within = range(self.first, self.first + len(self.places))
         if self.others:
             return self.columns().entries
         return array("Q", compress(within, self.places)) if self.holes else within
 
     def columns(self) -> EntryColumns:
-        """The entries in memory, all of which are in one segment."""
+        """Return the entries in memory, all of which are in one segment."""
         if not self.others and not self.holes:
             return EntryColumns(
                 array("Q", range(self.first, self.first + len(self.places))), _low(self.places), self.sizes
@@ -214,8 +216,7 @@ class EntryIndex:
         return EntryColumns(array("Q", ids), _low(array("Q", places)), array("I", sizes))
 
     def runs(self) -> list[tuple[int, int]]:
-        """The entries as runs (first, count), rising. Those in full segments by reads of the disk where they have
-        holes."""
+        """Return the entries as rising runs (first, count). For full segments with holes, read the disk."""
         if self.sealed is None:
             return self._own_runs()
         return joined([*self.sealed.runs(), *self._own_runs()])
@@ -226,18 +227,18 @@ class EntryIndex:
         return runs_of(self.columns().entries)
 
     def inside(self, file: int) -> Iterator[tuple[int, int, int]]:
-        """(entry, place, size) of the entries in full segment `file`, rising by entry; also of those of which there is
-        a newer copy."""
+        """Yield (entry, place, size) of the entries in full segment `file`, rising by entry, including those with a
+        newer copy."""
         return self.sealed.inside(file) if self.sealed is not None else iter(())
 
 
 def _low(places: array[int]) -> array[int]:
-    """The offsets in places: their lower halves, since no segment is as long as 4 GiB."""
+    """Return the offsets in places: their lower halves, because every segment is shorter than 4 GiB."""
     return array("I", memoryview(places).cast("B").cast("I")[sys.byteorder == "big" :: 2])
 
 
 def runs_of(entries: Iterable[int]) -> list[tuple[int, int]]:
-    """Entry ids, which rise, as runs (first, count)."""
+    """Return rising entry ids as runs (first, count)."""
     runs: list[tuple[int, int]] = []
     first = end = -1
     for entry in entries:
@@ -250,7 +251,7 @@ def runs_of(entries: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Runs in any order, which may overlap, as runs that rise and do not touch."""
+    """Return runs, in any order and perhaps overlapping, as rising runs that do not touch."""
     whole: list[tuple[int, int]] = []
     for first, count in sorted(runs):
         if whole and first <= sum(whole[-1]):

@@ -1,8 +1,8 @@
-"""The index files of a bookie: writes each once, when its segment is full, and looks entries up in them.
+"""The index files of a bookie: writes each file once, when its segment is full, and looks up entries in them.
 
-Until a file is on the disk under its name, the entries of its segment are answered from memory; then that memory is let
-go (docs/protocol.md, B31). A block whose checksum is wrong is never believed: `mend` makes the file's entries again
-from the segment, and they are answered from memory again until the new file is on the disk.
+Until a file is on disk under its name, the entries of its segment are answered from memory; then that memory is
+released (docs/protocol.md, B31). A block with a wrong checksum is never trusted: `rebuild` recreates the file's entries
+from the segment.
 """
 
 from __future__ import annotations
@@ -25,81 +25,82 @@ from kvstore.os_errors import is_passing, no_room
 log = logging.getLogger(__name__)
 
 BLOCKS_MAX = 1024
-"""Kept in memory, the one used longest ago goes first: about 5 MB."""
+"""Maximum number of blocks in memory, about 5 MB; the least recently used block is dropped first."""
 OPEN_MAX = 64
-"""Files that stay open."""
+"""Maximum number of open files."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltIndex:
-    """A segment's entries, made again from the segment."""
+    """A segment's entries, rebuilt from the segment."""
 
     entries: Mapping[int, EntryIndex]
-    """By ledger."""
+    """The entries by ledger."""
     data: bytes | None
-    """The whole file; None if it cannot be made again as it was, so that the next start has to read the segment."""
+    """The whole file; None if it cannot be recreated as it was, so that the next start must read the segment."""
 
 
-def _say_unwritten(file: int, error: OSError) -> None:
-    log.warning("segment=%d no checkpoint yet, its index stays in memory: %s", file, error)
+def _log_unwritten(file: int, error: OSError) -> None:
+    log.warning("checkpoint not written, its index stays in memory segment=%d error=%s", file, error)
 
 
 def _discard(disk: Disk, path: str) -> None:
-    """Give back the room of a file that was not written as a whole."""
+    """Release the space of an incomplete file."""
     with suppress(OSError):
         disk.remove(path)
 
 
 class IndexFiles:
-    """One directory of them."""
+    """The index files of one directory."""
 
     def __init__(self, disk: Disk, directory: str, *, journal_dir: str = "", reserve_bytes: int = 0) -> None:
-        """`reserve_bytes`: of `journal_dir`, which index files leave free (docs/protocol.md, B20)."""
+        """`reserve_bytes`: free space of `journal_dir` that index files must leave (docs/protocol.md, B20)."""
         self.directory = directory
         self.rebuild: Callable[[int], RebuiltIndex | None] = lambda _file: None
-        """Make a file that cannot be read again; None if there is no such segment any more."""
+        """Rebuilds an unreadable file; returns None if its segment no longer exists."""
         self.blocks_read = 0
         self.rebuilt = 0
-        """Files of which something could not be read, so that they were made again from their segments."""
+        """Number of files that were rebuilt from their segments because a part was unreadable."""
         self._disk = disk
         self._journal_dir, self._reserve_bytes = journal_dir, reserve_bytes
         self._salts: dict[int, int] = {}
         self._in_memory: dict[int, Mapping[int, EntryIndex]] = {}
-        """Segment → ledger → entries, while they are not in a file that can be read."""
+        """Segment → ledger → entries, while they are not in a readable file."""
         self._unwritten: deque[Checkpoint] = deque()
-        """Those that the disk did not take. They are tried again when the next one is written."""
+        """Files that the disk rejected. They are written again after the next file."""
         self._listed = 0
-        """The segment beside whose checkpoint the last list was written."""
+        """The segment whose checkpoint the last list accompanies."""
         self._blocks: dict[int, EntryColumns] = {}
         self._open: dict[int, File] = {}
         self._is_closed = False
 
     @property
     def in_memory(self) -> int:
-        """Segments whose entries are in memory because their files are not on the disk."""
+        """Number of segments whose entries are in memory because their files are not on disk."""
         return len(self._in_memory)
 
     def known(self, file: int, salt: int) -> None:
-        """A segment's file is there."""
+        """Record that a segment's file exists."""
         self._salts[file] = salt
 
     def forget(self, file: int) -> None:
-        """The segment goes. The file is removed by whoever removes the segment."""
+        """Forget a segment that is removed. The caller removes the file."""
         self._salts.pop(file, None)
         self._in_memory.pop(file, None)
         self._close(file)
         self._unwritten = deque(each for each in self._unwritten if each.file != file)
 
     def close(self) -> None:
-        """Write nothing more, and close what is open."""
+        """Write nothing more, and close the open files."""
         self._is_closed = True
         for file in list(self._open):
             self._close(file)
 
-    # Looking up
+    # Lookups
 
     def find(self, file: int, ledger: int, at: int, count: int, entry: int) -> tuple[int, int]:
-        """Place and size of `entry` if it is in the block of `count` entries at `at`; else NOWHERE."""
+        """Return place and size of `entry` if it is in the block of `count` entries at offset `at`; otherwise
+        NOWHERE."""
         entries = self._in_memory.get(file)
         if entries is not None:
             return entries[ledger].get(entry) if ledger in entries else NOWHERE
@@ -118,8 +119,8 @@ class IndexFiles:
 
     # docs/protocol.md B31
     def columns(self, file: int, at: int, count: int) -> EntryColumns | None:
-        """All entries of a block; None if those of the segment are in memory, or cannot be read: `held` has them then.
-        Not kept for the next one who asks: this is for those who read everything."""
+        """Return all entries of a block. Return None if those of the segment are in memory, or the block is unreadable;
+        `held` has them then. The block is not cached, because the caller reads everything."""
         if file in self._in_memory:
             return None
         block = self.block(file, at, count)
@@ -128,23 +129,23 @@ class IndexFiles:
         return block
 
     def is_held(self, file: int) -> bool:
-        """Whether the entries of the segment are in memory, as many as there are."""
+        """Return True if the segment's entries are in memory."""
         return file in self._in_memory
 
     def held(self, file: int, ledger: int) -> EntryIndex:
-        """A ledger's entries in a segment that is not read from its file."""
+        """Return a ledger's entries in a segment that is not read from its file."""
         return self._in_memory.get(file, {}).get(ledger) or EntryIndex()
 
     def block(self, file: int, at: int, count: int) -> EntryColumns | None:
-        """Return a block of a segment's file; None if it is not what was written. Raises OSError for an error that
-        passes."""
+        """Return a block of a segment's file, or None if it is not what was written. Raises OSError for a temporary
+        error."""
         self.blocks_read += 1
         try:
             data = self._opened(file).read(at, block_bytes(count))
         except OSError as error:
             if is_passing(error):
                 raise
-            log.error("segment=%d its index cannot be read at %d: %s", file, at, error)
+            log.error("index cannot be read segment=%d offset=%d error=%s", file, at, error)
             return None
         return decode_block(data, self._salts.get(file, 0), at, count)
 
@@ -165,16 +166,16 @@ class IndexFiles:
         self._close(file)
         if rebuilt is None:
             return
-        log.error("segment=%d its index is damaged, it is made again from the segment", file)
+        log.error("index is damaged, rebuilding it from the segment segment=%d", file)
         self.rebuilt += 1
         self._in_memory[file] = rebuilt.entries
         if rebuilt.data is None:
             self._give_up(file)
         else:
-            self._replace(file, rebuilt.data, lambda: None, partial(_say_unwritten, file))
+            self._replace(file, rebuilt.data, lambda: None, partial(_log_unwritten, file))
 
     def checkpoint(self, file: int) -> Checkpoint | None:
-        """Return the table of a segment's file, if it is there and whole. Raises OSError for an error that passes."""
+        """Return the table of a segment's file if it exists and is intact. Raises OSError for a temporary error."""
         try:
             found = read_checkpoint(self._disk, self.directory, file)
         except ValueError:
@@ -184,20 +185,20 @@ class IndexFiles:
     # Writing
 
     def hold(self, checkpoint: Checkpoint) -> None:
-        """Answer what is in a full segment from memory until its file is written."""
+        """Answer reads of a full segment from memory until its file is written."""
         self._salts[checkpoint.file] = checkpoint.salt
         self._in_memory[checkpoint.file] = {
             part.ledger: part.entries for part in checkpoint.ledgers if part.entries is not None
         }
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Write the file of a full segment that is held, and the list of segments, if the disk takes them. Without it
-        a start reads the segment itself."""
+        """Write the file of a full segment whose entries are in memory, and the list of segments, if the disk accepts
+        them. Without the file, a start reads the segment itself."""
         self._write(checkpoint)
         self._write_another()
 
     def _write_another(self) -> None:
-        """Try one again that the disk did not take: after each that it took, and with each new one."""
+        """Retry a file that the disk rejected: after each successful one, and with each new one."""
         if self._unwritten:
             self._write(self._unwritten.popleft())
 
@@ -208,7 +209,7 @@ class IndexFiles:
             self._write_another()
 
         def failed(error: OSError) -> None:
-            _say_unwritten(checkpoint.file, error)
+            _log_unwritten(checkpoint.file, error)
             if checkpoint.file in self._in_memory:
                 self._unwritten.append(checkpoint)
 
@@ -221,7 +222,7 @@ class IndexFiles:
         self._replace(checkpoint.file, data, written, failed)
 
     def _replace(self, file: int, data: bytes, written: Callable[[], None], failed: Callable[[OSError], None]) -> None:
-        """Put `data` in the place of a segment's file, whole or not at all, and let go of what is held of it."""
+        """Replace a segment's file atomically, and release the memory of its entries."""
         path = checkpoint_path(self.directory, file)
 
         def on_synced() -> None:
@@ -238,7 +239,7 @@ class IndexFiles:
 
     # docs/protocol.md B22
     def write_list(self, file: int, files: list[int]) -> None:
-        """Put the list of the segments that there are beside the newest checkpoint, if the disk takes it."""
+        """Write the list of the existing segments beside the newest checkpoint, if the disk accepts it."""
         self._listed = file
 
         def on_synced() -> None:
@@ -248,12 +249,12 @@ class IndexFiles:
                     self._disk.remove(list_path(self.directory, older))
 
         def failed(error: OSError) -> None:
-            log.warning("segment=%d no list of segments beside its checkpoint: %s", file, error)
+            log.warning("list of segments not written segment=%d error=%s", file, error)
 
         self._submit(list_path(self.directory, file), encode_list(file, files), on_synced, failed)
 
     def _submit(self, path: str, data: bytes, done: Callable[[], None], failed: Callable[[OSError], None]) -> None:
-        """Write a file and sync it, then call `done`, of which an OSError is a failure too."""
+        """Write a file and sync it, then call `done`. An OSError of `done` counts as a failure too."""
         try:
             file = self._disk.open(path, create=True)
         except OSError as error:
@@ -282,13 +283,13 @@ class IndexFiles:
 
     # docs/protocol.md B20
     def _need_room(self, size: int) -> None:
-        """Raise OSError if a file of `size` bytes would take of the room for fences and for a start."""
+        """Raise OSError if a file of `size` bytes would use space that is reserved for fences and for a start."""
         if self._reserve_bytes and self._disk.free_bytes(self._journal_dir) < size + self._reserve_bytes:
             raise no_room(f"expected {self._reserve_bytes} bytes to stay free in {self._journal_dir}")
 
     def write_now(self, checkpoint: Checkpoint, *, with_list: bool) -> bool:
-        """Write the file of a segment that is held, after the list of segments if that is in the checkpoint and wanted,
-        and return when they are on the disk; False if the disk does not take them. For starts."""
+        """Write the file of a segment whose entries are in memory, after the list of segments if the checkpoint has one
+        and `with_list` is set. Return when both are on disk, or False if the disk rejects them. Used at start."""
         try:
             if with_list and checkpoint.files:
                 self._put(list_path(self.directory, checkpoint.file), encode_list(checkpoint.file, checkpoint.files))
@@ -296,7 +297,7 @@ class IndexFiles:
             self._need_room(len(data))
             self._put(checkpoint_path(self.directory, checkpoint.file), data)
         except OSError as error:
-            _say_unwritten(checkpoint.file, error)
+            _log_unwritten(checkpoint.file, error)
             return False
         del self._in_memory[checkpoint.file]
         return True
@@ -316,7 +317,7 @@ class IndexFiles:
         self._disk.sync_dir(self.directory)
 
     def _give_up(self, file: int) -> None:
-        """Remove a file that cannot be made whole again: the next start reads the segment."""
+        """Remove a file that cannot be recreated: the next start reads the segment."""
         with suppress(OSError):
             self._disk.remove(checkpoint_path(self.directory, file))
             self._disk.sync_dir(self.directory)

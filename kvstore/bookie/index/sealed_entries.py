@@ -1,7 +1,8 @@
-"""One ledger's entries in full segments: where they are is in index files, and which file may have one is in memory.
+"""One ledger's entries in full segments: their places are in index files; memory only has which file may contain an
+entry.
 
-That is about 40 bytes for each stretch of entries in a segment, and 8 for every 255 entries where there are holes. A
-lookup reads a block of one index file, and of one more for each newer segment with entries on both sides.
+That takes about 40 bytes for each range of entries in a segment, and 8 bytes for every 255 entries where there are
+holes. A lookup reads a block of one index file, and one more for each newer segment with entries on both sides.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from kvstore.bookie.index.index_files import IndexFiles
 
 
 class SealedEntries:
-    """Extents in the order of their first entries; among copies of one entry the one in the newest segment counts."""
+    """Extents in the order of their first entries. If there are several copies of an entry, the one in the newest
+    segment counts."""
 
     __slots__ = ("_counts", "_fences", "_files", "_firsts", "_high", "_index_files", "_lasts", "_ledger", "_starts")
 
@@ -26,7 +28,7 @@ class SealedEntries:
         self._firsts = array("Q")
         self._lasts = array("Q")
         self._high = array("Q")
-        """The highest entry of an extent and all before it: a lookup goes back no further than it must."""
+        """The highest entry of an extent and all before it, so that a lookup does not go back too far."""
         self._counts = array("I")
         self._files = array("I")
         self._starts = array("Q")
@@ -34,7 +36,7 @@ class SealedEntries:
         """(segment, start) → the first entries of the blocks."""
 
     def add(self, file: int, extents: Iterable[Extent]) -> None:
-        """Add what segment `file` has, which is newer than all here."""
+        """Add the extents of segment `file`, which is newer than all others here."""
         for extent in extents:
             at = bisect_right(self._firsts, extent.first)
             self._firsts.insert(at, extent.first)
@@ -53,7 +55,7 @@ class SealedEntries:
             high = self._high[each] = max(high, self._lasts[each])
 
     def forget(self, file: int) -> None:
-        """The segment goes: what is wanted of it is in newer ones."""
+        """Remove a segment, because its needed entries are in newer ones."""
         rows = [row for row, of in enumerate(self._files) if of != file]
         if len(rows) == len(self._files):
             return
@@ -72,12 +74,12 @@ class SealedEntries:
         return self._high[-1] if self._high else -1
 
     def count(self, file: int) -> int:
-        """How many entries segment `file` has."""
+        """Return the number of entries in segment `file`."""
         return sum(count for of, count in zip(self._files, self._counts, strict=True) if of == file)
 
     # docs/protocol.md B31
     def find(self, entry: int) -> tuple[int, int]:
-        """Place and size of the newest copy of `entry`; NOWHERE if it is not here."""
+        """Return place and size of the newest copy of `entry`; NOWHERE if it is not here."""
         newest, found = 0, NOWHERE
         row = bisect_right(self._firsts, entry) - 1
         while row >= 0 and self._high[row] >= entry:
@@ -98,7 +100,7 @@ class SealedEntries:
         return self._index_files.find(file, self._ledger, at, size, entry)
 
     def runs(self) -> list[tuple[int, int]]:
-        """The entries as runs (first, count), rising. Reads those stretches that have holes."""
+        """Return the entries as rising runs (first, count). Reads the ranges that have holes."""
         runs: list[tuple[int, int]] = []
         for row, file in enumerate(self._files):
             first, last, count = self._firsts[row], self._lasts[row], self._counts[row]
@@ -109,7 +111,8 @@ class SealedEntries:
         return joined(runs)
 
     def inside(self, file: int) -> Iterator[tuple[int, int, int]]:
-        """(entry, place, size) of the entries in segment `file`, rising; also of those that are newer elsewhere."""
+        """Yield (entry, place, size) of the entries in segment `file`, rising, including those with a newer copy
+        elsewhere."""
         rows = [(self._firsts[row], row) for row, of in enumerate(self._files) if of == file]
         spans = [(self._starts[row], self._firsts[row], self._lasts[row], self._counts[row]) for _, row in sorted(rows)]
         for start, first, last, count in spans:  # rows may move between two steps

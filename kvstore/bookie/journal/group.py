@@ -1,4 +1,4 @@
-"""Records that the journal writes and syncs as one."""
+"""Records that the journal writes and syncs together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstore.bookie.ledger import Ledger
 from kvstore.env.ports import File
 
 Stored = tuple[Ledger, int, int, bytes, int, Callable[..., Any]]
-"""Ledger, entry, offset of the record, packet, its LAC, and whom to tell."""
+"""Ledger, entry, offset of the record, packet, its LAC, and the callback of the sender."""
 
 
 class JournalGroup(Struct, eq=False):
@@ -21,21 +21,21 @@ class JournalGroup(Struct, eq=False):
     number: int
     segment: Segment
     file: File
-    """The segment's."""
+    """The segment's file."""
     start: int
     end: int
     buffers: list[bytes] = []
     adds: list[Stored] = []
     after: list[Callable[[], None]] = []
-    """Called when the group is on the disk, after its adds were told."""
+    """Called when the group is on disk, after the callbacks of its adds."""
     next: Segment | None = None
-    """The segment after this one, if this is a segment's last group."""
+    """The next segment, if this is the last group of its segment."""
     packets: dict[tuple[Ledger, int], bytes] = {}
-    """The packets of the first adds, by ledger and entry: as many as `packet` has looked at."""
+    """The packets of the first `looked_at` adds, by ledger and entry."""
     looked_at: int = 0
 
     def packet(self, ledger: Ledger, entry: int) -> bytes | None:
-        """Return the packet of an entry in this group, or None. Only calls of this pay for the table."""
+        """Return the packet of an entry in this group, or None. The table is only built by calls of this method."""
         for each in self.adds[self.looked_at :]:
             self.packets[each[0], each[1]] = each[3]
         self.looked_at = len(self.adds)

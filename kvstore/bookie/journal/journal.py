@@ -1,11 +1,11 @@
-"""The journal, which is the entry log too: each byte is written once. Group commit, one sync per group.
+"""The journal, which is also the entry log: each byte is written once. Group commit, one sync per group.
 
-Records gather in the open group while the previous group is being written and synced, off the event loop. When that is
-done the open group is next, and so on: one sync is in flight at a time, and nothing is reported before the sync that
-covers it. A sync that fails ends the process: what the disk holds is then unknown, and a second sync would not tell.
+Records gather in the open group while the previous group is written and synced, outside of the event loop. Then the
+open group is next, and so on. One sync is in progress at a time, and nothing is reported before the sync that covers
+it. A failed sync ends the process, because it is unknown then what the disk holds, and a second sync would not tell.
 
-Segments are made one ahead. Without a segment ahead the journal is full: what is left of the present one is for what
-room.py says (docs/protocol.md, B9); storage.py refuses ordinary adds then.
+Segments are created one ahead. Without a segment ahead the journal is full: room.py says what the rest of the present
+segment is for (docs/protocol.md, B9), and storage.py refuses ordinary adds.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ from kvstore.os_errors import is_passing
 log = logging.getLogger(__name__)
 
 CERTIFY_S = 0.05
-"""Idle time after which the last group is certified as synced: damage to it later is not taken for a torn tail."""
+"""Idle seconds after which the last group is certified as synced, so that later damage to it is not taken for a torn
+tail."""
 SMALL_GROUP_BYTES = 4 << 10
-"""The sync of a group in blocks that were only allocated writes some 4 KiB more, of the file system's own journal. So
-zeroes ahead cost less than they save where groups are smaller, and write every byte twice where they are larger."""
+"""Group size below which zeros are written ahead. The sync of a group into merely allocated blocks also writes about 4
+KiB of the file system's own journal. For smaller groups, zeros ahead cost less than they save; for larger ones they
+write every byte twice."""
 
 
 class Journal:
-    """Appends records and reports groups as synced, in order."""
+    """Appends records, and reports groups as synced in order."""
 
     open_group: JournalGroup
     """The group that the next record joins, unless it begins a segment."""
@@ -67,7 +69,7 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._segments = segments
-        """The segments that there are; those which this journal begins are added."""
+        """The existing segments. The journal adds the segments that it begins."""
         self.supply = SegmentSupply(
             env,
             config,
@@ -88,29 +90,30 @@ class Journal:
         self._synced_to = 0
         self._is_certified = True
         self._small_bytes = 0
-        """Of this segment's groups below SMALL_GROUP_BYTES: so far is the segment ahead filled."""
+        """Bytes of this segment's groups smaller than SMALL_GROUP_BYTES; the segment ahead is filled with zeros up to
+        this offset."""
         self._is_scheduled = False
         self._is_blocked = False
         self._why_blocked = ""
         self.is_full = True
-        """Only the reserve is left, or not even that."""
+        """True if at most the reserve is left."""
         self.why_full = ""
-        """Why it takes no ordinary adds, with the directory, as an operator reads it; empty if it takes them."""
+        """Why ordinary adds are refused, with the directory, for operators; empty if they are accepted."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self.synced_group = 0
-        """Every group up to this one is on the disk."""
+        """Every group up to this one is on disk."""
 
     def open(self, *, file: int, group: int, synced: tuple[int, int], is_limbo: bool, room: int, size: int) -> None:
-        """Begin segment `file`, of `size` bytes and with `room` at least, with group `group`.
+        """Begin segment `file`, of `size` bytes and with space for at least `room`, with group `group`.
 
-        `synced`: the segment and the offset where the journal's former part ends. `is_limbo`: records of that part may
-        be missing. Raises OSError if there is no room.
+        `synced`: the segment and the offset at which the journal's former part ends. `is_limbo`: records of that part
+        may be missing. Raises OSError if there is no space.
         """
         self.supply.next_file = file
         self._synced_file, self._synced_to = synced
         self.synced_group = group - 1
-        room += overhead(len(self._segments) + 1)  # of a second group that names the segments
+        room += overhead(len(self._segments) + 1)  # for a second group that lists the segments
         self._begin(self.supply.create(room, size), group, is_limbo=is_limbo)
         self.supply.make_spare()
         self.supply.look()
@@ -130,12 +133,12 @@ class Journal:
 
     @property
     def synced_file(self) -> int:
-        """The segment of the last synced group. Those before it are full, and `on_rolled` was told so."""
+        """The segment of the last synced group. Earlier segments are full, and `on_rolled` was called for them."""
         return self._synced_file
 
     def has_room(self, use: Use, size: int) -> bool:
-        """Whether records of so many bytes may be appended now (docs/protocol.md, B20). For facts always: if there is
-        none in the end, `append` says so."""
+        """Return True if records of `size` bytes may be appended now (docs/protocol.md, B20). For facts always True: if
+        there is no space after all, `append` fails."""
         if not self.is_full or use is Use.FACT:
             return True
         is_left = self.room - size >= leaves(use, self._config.segment_bytes)
@@ -144,8 +147,8 @@ class Journal:
     def append(
         self, kind: int, flags: int, ledger: int, entry: int, body: bytes, *, urgent: bool = True, use: Use = Use.ADD
     ) -> int:
-        """Add a record to the open group and return its offset. Not `urgent`: it waits CERTIFY_S for company. Whether
-        there is room for this use is to be asked before, by `has_room`.
+        """Add a record to the open group and return its offset. If not `urgent`, it waits CERTIFY_S for other records.
+        The caller must check `has_room` for this use before.
 
         Raises JournalFull.
         """
@@ -162,7 +165,7 @@ class Journal:
         return offset
 
     def after(self, group: int, done: Callable[[], None], *, urgent: bool = True) -> None:
-        """Call `done` once `group`, which must have been begun, is on the disk; at once if it is."""
+        """Call `done` once `group`, which must have begun, is on disk; at once if it already is."""
         if group <= self.synced_group:
             done()
             return
@@ -177,7 +180,7 @@ class Journal:
         raise AssertionError(f"group {group} was never begun")
 
     def barrier(self, done: Callable[[], None]) -> None:
-        """Call `done` once everything appended so far is on the disk; at once if it is."""
+        """Call `done` once everything appended so far is on disk; at once if it already is."""
         if self.open_group.buffers:
             self.after(self.open_group.number, done)
         elif self._queue:
@@ -236,13 +239,13 @@ class Journal:
             self._sync_failed(error)
 
     def _write_failed(self, group: JournalGroup, error: OSError) -> None:
-        """Keep the group, of which nothing was reported yet, and write it again later if the error passes."""
+        """Keep the group, which was not reported yet, and write it again later if the error is temporary."""
         why = self.supply.reason(error)
         if not is_passing(error):
             self.fail(f"journal write failed: {why}")
             return
         if why != self._why_blocked or not self._is_blocked:
-            log.warning("journal segment=%d cannot be written, trying again: %s", self.synced_file, why)
+            log.warning("journal segment cannot be written, retrying segment=%d reason=%s", self.synced_file, why)
         self._syncing = None
         self._queue.appendleft(group)
         self._is_blocked, self._why_blocked = True, why
@@ -280,17 +283,17 @@ class Journal:
         self._is_certified = False
         if group.end - group.start < SMALL_GROUP_BYTES:
             self._small_bytes += group.end - group.start
-        self._flush()  # the next sync runs while this group's senders are told
+        self._flush()  # the next sync runs while this group's senders are answered
         self._tell(group)
 
     def _tell(self, group: JournalGroup) -> None:
-        """Report a group that is on the disk, and do what was left until then."""
+        """Report a group that is on disk, and do the work that waited for it."""
         self.on_synced(group)
         for done in group.after:
             try:
                 done()
-            except Exception:  # a fault of one client's must not keep the others from their answers
-                log.exception("group=%d whoever waited for it failed", group.number)
+            except Exception:  # an error of one client must not keep the others from their answers
+                log.exception("callback of a synced group failed group=%d", group.number)
         if group.next is not None:
             self._on_rolled(group.segment)
         elif (spare := self.supply.spare) is not None and spare.filled < self._small_bytes:
@@ -299,16 +302,17 @@ class Journal:
             self._later("certify", CERTIFY_S, self.certify)
 
     def certify(self) -> None:
-        """Say in the journal that its last group is synced. That needs no sync itself: it only repeats what is true."""
+        """Record in the journal that its last group is synced. This needs no sync itself, because it only states what
+        is true."""
         if self._is_certified or self._syncing is not None or self._is_stopped or self._queue:
-            return  # a journal that was never opened has nothing that is not certified
+            return  # a journal that was never opened has nothing to certify
         group = self.open_group
         if group.buffers or group.end + GROUP_HEADER_SIZE > self._limit:
             return
         header = GroupHeader(group.segment.file, 0, group.number, self._synced_file, self._synced_to)
         self.open_group = _group_after(group)
         self._is_certified = True
-        self._syncing = group  # a group that follows is not written before it: a gap would end the journal
+        self._syncing = group  # the next group is not written before it, because a gap would end the journal
         head = encode_group_header(header, group.segment.salt, group.start)
         try:
             group.file.submit_write(group.start, head, self._on_sync, is_synced=False)
@@ -320,33 +324,34 @@ class Journal:
             self._die(f"journal sync failed: {error}")
 
     def fail(self, reason: str) -> None:
-        """End the use of the directory for a reason that the journal has not found itself."""
+        """Stop using the directory, for a reason that the journal has not found itself."""
         if not self._is_stopped:
             self._die(reason)
 
     def _die(self, reason: str) -> None:
-        """Take nothing more: where the process outlives this journal, what is appended from now on finds no room."""
+        """Accept nothing more. If the process outlives this journal, later appends find no space."""
         self.stop()
         self._limit, self._is_blocked = 0, True
         self._env.fatal(reason)
 
     def unreported(self) -> list[JournalGroup]:
-        """The groups that were not reported as synced, and after a failure never will be."""
+        """Return the groups that were not reported as synced, and after a failure never will be."""
         return [each for each in (self._syncing, *self._queue, self.open_group) if each is not None]
 
     # Segments
 
     def _begin(self, segment: Segment, number: int, *, is_limbo: bool = False) -> None:
-        """Make `segment` the one that is written to.
+        """Begin to write to `segment`.
 
-        LIMBO stands before FILES: once a torn group lets nobody miss the segments that were lost, it has told so.
+        LIMBO is written before FILES. After FILES, lost segments are no longer expected, so a torn group that contains
+        FILES must contain LIMBO too.
         """
         self.open_group = JournalGroup(
             number, segment, segment.handle, FILE_HEADER_SIZE, FILE_HEADER_SIZE + GROUP_HEADER_SIZE
         )
         self._small_bytes = 0
         self._seed = segment.seed
-        # Room for NEXT, and for the header of its group where that has nothing else: on a full disk no file grows.
+        # Space for NEXT, and for the header of its group if that has nothing else: on a full disk no file grows.
         self._limit = segment.capacity - GROUP_HEADER_SIZE - RECORD_HEADER_SIZE
         self._segments[segment.file] = segment
         if is_limbo:
@@ -354,12 +359,12 @@ class Journal:
         self.note_files()
 
     def note_files(self) -> None:
-        """Say in the journal which segments there are."""
+        """Record the existing segments in the journal."""
         files = sorted(self._segments)
         self.append(RecordKind.FILES, 0, -1, -1, pack(f">{len(files)}I", *files), use=Use.FACT)
 
     def _roll(self, size: int, use: Use) -> JournalGroup:
-        """Go on in the segment ahead. Raises JournalFull."""
+        """Continue in the segment ahead. Raises JournalFull."""
         following = self.supply.take(size, use)
         last = self.open_group
         head = encode_record_head(RecordKind.NEXT, 0, -1, following.file, b"", seed=self._seed, offset=last.end)
@@ -378,7 +383,7 @@ class Journal:
             self._flush()
 
     def stop(self) -> None:
-        """Write nothing more. What was not reported as synced may or may not be there."""
+        """Write nothing more. Records that were not reported as synced may or may not be on disk."""
         self._is_stopped = True
         self.supply.stop()
         for timer in self._timers.values():

@@ -1,12 +1,12 @@
 """The bytes of a journal segment: file header, group headers, records. Pure. Grammar: docs/reference/formats.md.
 
-    segment := file header | group*                     then zeroes, or the remains of a group that a crash has torn
+    segment := file header | group*                     then zeros, or the remains of a group that a crash has torn
     group   := group header | record*
     record  := kind u8 | flags u8 | 0 u16 | size u32 | ledger i64 | entry i64 | head crc u32 | body crc u32 | body
 
-Checksums are CRC32C. A head's starts from the file's salt and its own offset, so that neither stale bytes nor bytes
-in the wrong place pass; a body's starts from its head's. With a good head the record's length is known even if the
-body is damaged, so damage to a body hides nothing that follows it.
+Checksums are CRC32C. A head's checksum starts from the file's salt and its own offset, so that neither stale bytes nor
+bytes at the wrong offset pass. A body's checksum starts from its head's. With a valid head, the record's length is
+known even if the body is damaged, so damage to a body does not hide later records.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _GROUP_CRC = Layout(">I")
 GROUP_HEADER_SIZE = _GROUP.size + _GROUP_CRC.size
 
 RECORD = Layout(">BBxxIqq")
-"""kind, flags, size of the body, ledger, entry."""
+"""Kind, flags, size of the body, ledger, entry."""
 CRCS = Layout(">II")
 RECORD_HEADER_SIZE = RECORD.size + CRCS.size
 
 BODY_MAX = 16 << 20
-"""No record is longer; a larger size in a head is damage."""
+"""Maximum size of a body; a larger size in a head is damage."""
 
 RECOVERY = 1
 """Flag of an ADD that came from a recovery."""
@@ -51,7 +51,7 @@ class RecordKind(IntEnum):
     KEY = 2
     """First contact with a ledger; the body is its master key."""
     FENCE = 3
-    """No ordinary add to the ledger any more; the body is its master key."""
+    """The ledger refuses ordinary adds from now on; the body is its master key."""
     LAC = 4
     """An explicit last-add-confirmed packet; `entry` is the LAC."""
     TOMBSTONE = 5
@@ -59,13 +59,13 @@ class RecordKind(IntEnum):
     LIMBO = 6
     """Records of the ledger (-1: of any ledger) may be missing."""
     DROPPED = 7
-    """A ledger was deleted that had no fence: nothing is left of it."""
+    """A ledger without a fence was deleted: nothing is left of it."""
     FILES = 8
-    """The segments that there are, u32 each; first record of a segment."""
+    """The existing segments, u32 each; first record of a segment."""
     REMOVED = 9
-    """Segment `entry` is not needed any more and may be gone."""
+    """Segment `entry` is no longer needed and may be gone."""
     NEXT = 10
-    """The journal goes on in segment `entry`; last record of a segment."""
+    """The journal continues in segment `entry`; last record of a segment."""
 
 
 class FileHeader(NamedTuple):
@@ -77,12 +77,12 @@ class FileHeader(NamedTuple):
 class GroupHeader(Struct, frozen=True):
     file: int
     size: int
-    """Bytes of records that follow."""
+    """Bytes of the records that follow."""
     number: int
-    """Rises by one with each group, over segments and restarts."""
+    """Rises by one with each group, across segments and restarts."""
     synced_file: int
     synced_to: int
-    """When this group was written, everything before offset `synced_to` of segment `synced_file` was on the disk."""
+    """When this group was written, everything before offset `synced_to` of segment `synced_file` was on disk."""
 
 
 def encode_file_header(header: FileHeader) -> bytes:
@@ -91,24 +91,25 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def decode_file_header(data: bytes) -> FileHeader | None:
-    """None for anything but a file header. Raises ValueError for a format that this build does not know."""
+    """Decode a file header. Return None for anything else. Raises ValueError for a format that this version does not
+    know."""
     if len(data) < FILE_HEADER_SIZE or data[: len(MAGIC)] != MAGIC:
         return None
     if _FILE_CRC.unpack_from(data, _FILE.size)[0] != crc32c(data[: _FILE.size]):
         return None
     _, version, file, salt = _FILE.unpack_from(data)
     if version != FORMAT:
-        raise ValueError(f"journal format {version}; this build reads {FORMAT}")
+        raise ValueError(f"expected journal format {FORMAT}, got {version}")
     return FileHeader(file, salt)
 
 
 def seed_of(salt: int) -> int:
-    """The number that a segment's head checksums start from, before the offset is mixed in."""
+    """Return the number that a segment's head checksums start from, before the offset is mixed in."""
     return (salt ^ salt >> 32) & 0xFFFFFFFF
 
 
 def group_marker(salt: int) -> bytes:
-    """The first bytes of every group header in a file: the salt, which nothing else contains but by accident."""
+    """Return the first bytes of every group header in a file: the salt, which appears elsewhere only by accident."""
     return salt.to_bytes(8, "big")
 
 
@@ -118,7 +119,7 @@ def encode_group_header(header: GroupHeader, salt: int, offset: int) -> bytes:
 
 
 def decode_group_header(data: bytes, at: int, salt: int, offset: int) -> GroupHeader | None:
-    """The group header at `at` in `data`, which stands at `offset` of the file; None if there is none."""
+    """Decode the group header at `at` in `data`, which is at `offset` of the file. Return None if there is none."""
     if len(data) - at < GROUP_HEADER_SIZE:
         return None
     head = data[at : at + _GROUP.size]
@@ -130,7 +131,7 @@ def decode_group_header(data: bytes, at: int, salt: int, offset: int) -> GroupHe
 
 
 def encode_record_head(kind: int, flags: int, ledger: int, entry: int, body: bytes, *, seed: int, offset: int) -> bytes:
-    """Encode the head that stands before `body` in a record at `offset`."""
+    """Encode the head that precedes `body` in a record at `offset`."""
     head = RECORD.pack(kind, flags, len(body), ledger, entry)
     crc = crc32c(head, seed ^ offset & 0xFFFFFFFF)
     return head + CRCS.pack(crc, crc32c(body, crc))
@@ -147,7 +148,7 @@ class RecordHead(NamedTuple):
 
 
 def decode_record_head(data: bytes, at: int, *, seed: int, offset: int) -> RecordHead | None:
-    """The head at `at` in `data`, which stands at `offset` of the file; None if there is none."""
+    """Decode the head at `at` in `data`, which is at `offset` of the file. Return None if there is none."""
     if len(data) - at < RECORD_HEADER_SIZE:
         return None
     crc, body_crc = CRCS.unpack_from(data, at + RECORD.size)

@@ -1,8 +1,8 @@
-"""Decides what may still be written when the disk is full, and how much of the room is kept for what must not fail.
-Decides only (docs/protocol.md, B9 and B20).
+"""Decides what may still be written when the disk is full, and how much space is reserved for records that must not
+fail. Decides only (docs/protocol.md, B9 and B20).
 
-Were all equal, copies would eat the room of fences and of reclaim, and what frees a full disk could not be written
-down: it would stay full for good.
+If all records were equal, copies would use the space of fences and of reclaim. Then the records that free a full disk
+could not be written, and the disk would stay full.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ KEPT_SHARE = 8
 
 
 class JournalFull(Exception):
-    """There is no room for the record, what is kept for it included."""
+    """There is no space for the record, not even in the reserve."""
 
 
 class Use(IntEnum):
-    """The purpose of a record. The later in this list, the longer there is room for it."""
+    """The purpose of a record. The later in this list, the longer there is space for it."""
 
     ADD = 0
     """Ordinary adds, and explicit last-add-confirmed: none once there is no segment ahead."""
     COPY = 1
     """Recovery adds."""
     REWRITE = 2
-    """Live entries of a segment that is then removed: more becomes free than they take."""
+    """Live entries of a segment that is then removed: this frees more than the entries take."""
     FACT = 3
-    """Fences, what is known of ledgers and segments, notes of reclaim."""
+    """Fences, the state of ledgers and segments, records of reclaim."""
 
 
 def kept_bytes(segment_bytes: int) -> int:
-    """How many bytes of the present segment recovery adds must leave free on a full disk."""
+    """Return the bytes of the present segment that recovery adds must leave free on a full disk."""
     return min(KEPT_MAX, segment_bytes // KEPT_SHARE)
 
 
 def start_bytes(segment_bytes: int) -> int:
-    """Of a full disk: what no small segment takes, because a start needs one of its own. A bookie that cannot start
-    answers no reads either."""
+    """Return the bytes of a full disk that no small segment may take, because a start needs a segment of its own. A
+    bookie that cannot start does not answer reads either."""
     return kept_bytes(segment_bytes) // 4
 
 
 def leaves(use: Use, segment_bytes: int) -> int:
-    """How many bytes of the present segment a record must leave free on a full disk."""
+    """Return the bytes of the present segment that a record must leave free on a full disk."""
     kept = kept_bytes(segment_bytes)
     if use is Use.FACT:
         return 0

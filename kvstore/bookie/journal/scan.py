@@ -1,8 +1,8 @@
-"""Reads the records back from a segment's bytes, and tells a torn tail from damage. Decides only.
+"""Reads the records back from a segment's bytes, and distinguishes a torn tail from damage. Decides only.
 
 A group's header says up to where syncs had completed when it was written. A bad record below the highest such offset
-was on the disk once: that is damage, to be reported and never read as the end. A bad record at or above it, and all
-after it, was never reported to anybody: that is the torn tail, and dropped.
+was on disk once: it is damage, which is reported and never taken for the end. A bad record at or above it, and
+everything after it, was never reported to anybody: it is the torn tail, and is dropped.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kvstore.bookie.journal.record import (
 
 @dataclass(frozen=True, slots=True)
 class ScannedRecord:
-    """A record with a good head."""
+    """A record with a valid head."""
 
     offset: int
     head: RecordHead
     body: bytes
     is_good: bool
-    """False: an entry whose packet is damaged, although it had been synced."""
+    """False if the record is an entry whose packet is damaged although it had been synced."""
 
 
 @dataclass(slots=True)
@@ -42,16 +42,17 @@ class SegmentScan:
 
     records: list[ScannedRecord] = field(default_factory=list)
     damage: list[tuple[int, int]] = field(default_factory=list)
-    """Stretches of synced bytes in which records cannot be told any more."""
+    """Ranges of synced bytes in which records can no longer be recognized."""
     end: int = FILE_HEADER_SIZE
     """Where the log ends."""
     synced_to: int = FILE_HEADER_SIZE
-    """Everything below was synced for sure. What stands from here to `end` was written, and may be synced or not."""
+    """Everything below was certainly synced. The bytes from here to `end` were written, and may or may not be
+    synced."""
     last_group: int = 0
 
 
 def group_headers(data: bytes, salt: int) -> dict[int, GroupHeader]:
-    """Every valid group header in a segment's bytes, by offset."""
+    """Return every valid group header in a segment's bytes, by offset."""
     marker, found, at = group_marker(salt), {}, data.find(group_marker(salt), FILE_HEADER_SIZE)
     while at >= 0:
         header = decode_group_header(data, at, salt, at)
@@ -62,7 +63,7 @@ def group_headers(data: bytes, salt: int) -> dict[int, GroupHeader]:
 
 
 def certified(headers: Mapping[int, GroupHeader], file: int) -> int:
-    """Up to where segment `file` was synced, as the headers in it say."""
+    """Return up to where segment `file` was synced, according to the headers in it."""
     return max((header.synced_to for header in headers.values() if header.synced_file == file), default=0)
 
 
@@ -78,9 +79,9 @@ def scan(
 ) -> SegmentScan:
     """Read segment `file`.
 
-    `known_end`: where it ends as the segment after it says; what follows was given up. `synced_to`: up to where it was
-    synced, if other segments know more than this one. `missing`: what the disk did not give. Where the log would go on
-    there, that is no torn tail: a crash leaves what can be read.
+    `known_end`: where it ends according to the next segment; the rest was abandoned. `synced_to`: up to where it was
+    synced, if other segments know more than this one. `missing`: ranges that the disk could not read. If the log would
+    continue in such a range, that is no torn tail, because a crash leaves readable bytes.
     """
     headers = group_headers(data, salt)
     if known_end is not None:
@@ -107,13 +108,13 @@ def scan(
 
 
 def _skip(result: SegmentScan, start: int, stop: int) -> int:
-    """Note damage and go on behind it; never behind the end that is known."""
+    """Record damage, and continue after it, but never after the known end."""
     result.damage.append((start, stop))
     return stop
 
 
 def _records(result: SegmentScan, data: bytes, at: int, end: int, seed: int) -> int:
-    """Collect the records of one group; returns where they stop being readable."""
+    """Collect the records of one group. Return the offset at which they become unreadable."""
     while at < end:
         head = decode_record_head(data, at, seed=seed, offset=at)
         after = at + RECORD_HEADER_SIZE + (head.size if head is not None else 0)

@@ -1,4 +1,4 @@
-"""One file of the journal: made ahead at its full size, filled once, read at random until it is removed."""
+"""One file of the journal: created ahead at its full size, filled once, read at random until it is removed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from kvstore.env.ports import Disk, File
 from kvstore.os_errors import is_medium_error, is_passing
 
 FILL_BYTES = 256 << 10
-"""Zeroes written at a time. A file whose blocks were written once syncs about twice as fast as one only allocated."""
+"""Bytes of zeros written at a time. A file whose blocks were written once syncs about twice as fast as a merely
+allocated one."""
 PAGE = bytes(4096)
-"""What one write of them has: the kernel keeps what was one large write as one large piece of memory, which each later
-sync goes through, and counts as written, for a record of a few bytes."""
+"""Content of one write of zeros. The kernel keeps one large write as one large piece of memory. Each later sync would
+go through all of it, and count it as written, for a record of a few bytes."""
 
 
 def segment_name(file: int) -> str:
@@ -21,13 +22,13 @@ def segment_name(file: int) -> str:
 
 
 def file_of_name(name: str) -> int | None:
-    """The segment id in a file name; None if it is not a segment's."""
+    """Return the segment id in a file name, or None if it is not a segment's name."""
     stem, dot, suffix = name.partition(".")
     return int(stem) if dot and suffix == "journal" and len(stem) == 8 and stem.isdigit() else None
 
 
 class OpenFiles:
-    """Bounds how many segments are open for reading: the one opened longest ago is closed first."""
+    """Limits the number of segments that are open for reading: the one opened first is closed first."""
 
     def __init__(self, files_max: int = 128) -> None:
         self._files_max = files_max
@@ -41,7 +42,7 @@ class OpenFiles:
 
 
 class Segment:
-    """A segment and what is counted about it."""
+    """A segment and the counts about it."""
 
     __slots__ = (
         "_disk",
@@ -70,15 +71,15 @@ class Segment:
         self.seed = record.seed_of(header.salt)
         self.capacity = capacity
         self.end = FILE_HEADER_SIZE
-        """Where its records end; of the one that is being written: as far as they are synced."""
+        """Where its records end; for the segment that is being written, the end of the synced records."""
         self.is_ready = True
-        """The file's header is on the disk: groups may follow."""
+        """True if the file's header is on disk, so that groups may follow."""
         self.filled = 0
         self.is_filling = False
         self.live: dict[int, int] = {}
-        """Bytes of entries that are still wanted, per ledger. Counted when the segment is full."""
+        """Bytes of entries that are still needed, by ledger. Counted when the segment is full."""
         self.touched: set[int] = set()
-        """Ledgers with any record in it, dropped ones too."""
+        """Ledgers with any record in the segment, including dropped ones."""
 
     @property
     def path(self) -> str:
@@ -86,7 +87,8 @@ class Segment:
 
     @property
     def handle(self) -> File:
-        """The open file. One that is written to stays open; others are closed when too many are. Raises OSError."""
+        """The open file. The file that is written to stays open; others are closed when too many are open. Raises
+        OSError."""
         if self._file is None:
             self._file = self._disk.open(self.path)
             self._open_files.opened(self)
@@ -97,13 +99,13 @@ class Segment:
         return sum(self.live.values())
 
     def create(self, ready: Callable[[OSError | None], None]) -> None:
-        """Make the file at its full size; `ready` is called when its header is on the disk. Raises OSError."""
+        """Create the file at its full size. `ready` is called when its header is on disk. Raises OSError."""
         self.is_ready = False
         self._file = self._disk.open(self.path, create=True)
         self._file.allocate(self.capacity)
         self._file.pwrite(0, record.encode_file_header(FileHeader(self.file, self.salt)))
         self._disk.sync_dir(self.directory)
-        self.filled = len(PAGE)  # the header's
+        self.filled = len(PAGE)  # the page of the header
 
         def on_synced(error: OSError | None) -> None:
             self.is_ready = error is None
@@ -112,11 +114,11 @@ class Segment:
         self._file.submit_sync(on_synced)
 
     def fill(self, up_to: int, failed: Callable[[OSError], None]) -> int:
-        """Write zeroes ahead, a piece at a time, until `up_to`; how many. What cannot be written stays merely
-        allocated.
+        """Write zeros ahead, one piece at a time, until `up_to`. Return the number of bytes. Bytes that cannot be
+        written stay merely allocated.
 
-        `failed` is called if they cannot be synced. The kernel reports an error once: a group written meanwhile may
-        have lost its bytes by the same error, and its own sync then knows of none.
+        `failed` is called if they cannot be synced. The kernel reports an error only once: a group that was written
+        meanwhile may have lost its bytes by the same error, and its own sync does not report it then.
         """
         size = min(FILL_BYTES, self.capacity - self.filled)
         if self.is_filling or size <= 0 or self.filled >= up_to:
@@ -142,8 +144,8 @@ class Segment:
         return size
 
     def read_body(self, offset: int, size: int, *, ledger: int, entry: int) -> bytes | None:
-        """Return the body of the record at `offset`, which has `size` bytes; None if it is not what was written. Raises
-        OSError for an error that passes, which says nothing about the record."""
+        """Return the body of the record at `offset`, which has `size` bytes, or None if it is not what was written.
+        Raises OSError for a temporary error, which says nothing about the record."""
         try:
             return self._read_body(offset, size, ledger, entry)
         except OSError as error:
@@ -169,23 +171,23 @@ class Segment:
         return body if record.is_body_good(head, body) else None
 
     def release(self) -> None:
-        """Close the file if it is open; it is opened again when it is needed."""
+        """Close the file if it is open; it is opened again when needed."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def remove(self) -> None:
-        """Delete the file, if it is there. Raises OSError."""
+        """Delete the file if it exists. Raises OSError."""
         self.release()
         if self._disk.exists(self.path):
             self._disk.remove(self.path)
 
     def set_aside(self) -> None:
-        """Keep an unreadable file under another name, for whoever wants to look. Raises OSError."""
+        """Keep an unreadable file under another name for inspection. Raises OSError."""
         self.release()
         self._disk.rename(self.path, self.path.replace(".journal", ".damaged"))
 
     def cut(self, end: int) -> None:
-        """Give back what follows `end`: it is written elsewhere, or nobody can read it. Raises OSError."""
+        """Release the space after `end`: its bytes are written elsewhere, or are unreadable. Raises OSError."""
         if self._disk.exists(self.path) and self.handle.size() > end:
             self.handle.truncate(end)

@@ -1,6 +1,6 @@
-"""Makes a journal's segments, one ahead of the one that is written to.
+"""Creates a journal's segments, one ahead of the segment that is being written.
 
-On a full disk there is none ahead until there is room again; what may not wait for that gets small segments of the
+On a full disk there is none ahead until there is free space again. Records that cannot wait get small segments from the
 reserve (docs/protocol.md, B9 and B20).
 """
 
@@ -22,15 +22,15 @@ from kvstore.os_errors import is_no_room, is_passing, no_room, reason_of
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Between attempts to make the next segment, or to write, on a full disk."""
+"""Seconds between two attempts to create the next segment, or to write, on a full disk."""
 FILES_RESERVE = 64
-"""Inodes that ordinary adds leave free: fences, starts and the state of partitions need new files."""
+"""Inodes that ordinary adds leave free, because fences, starts and the state of partitions need new files."""
 LOOK_S = 5.0
-"""Between two looks at the room that others have left on the disk, while they leave enough."""
+"""Seconds between two checks of the disk's free space, while there is enough."""
 
 
 class SegmentSupply:
-    """The segment ahead, and the making of others."""
+    """The segment ahead, and the creation of others."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class SegmentSupply:
         on_change: Callable[[], None],
         on_damage: Callable[[str], None],
     ) -> None:
-        """`segments`: those that there are. `on_ready` is called when a segment's header is synced or cannot be,
-        `on_change` when there is a segment ahead or none could be made, `on_damage` if the disk is broken."""
+        """`segments`: the existing ones. `on_ready` is called when a segment's header is synced or cannot be,
+        `on_change` when there is a segment ahead or none could be created, `on_damage` if the disk is broken."""
         self.spare: Segment | None = None
-        """The segment ahead; None: the disk is full."""
+        """The segment ahead; None if the disk is full."""
         self.is_scarce = False
-        """Others have filled the disk into the reserve."""
+        """True if other files have filled the disk into the reserve."""
         self.why = ""
-        """Why there is no segment ahead, or why the disk is scarce, as an operator reads it."""
+        """Why there is no segment ahead, or why the disk is scarce, for operators."""
         self.next_file = 1
         self._env, self._config = env, config
         self._loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ class SegmentSupply:
         self._is_stopped = False
 
     def make_spare(self) -> None:
-        """Make the segment ahead if there is none, now or, on a full disk, as soon as there is room."""
+        """Create the segment ahead if there is none, now or, on a full disk, when there is free space."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -74,10 +74,10 @@ class SegmentSupply:
         except OSError as error:
             why = self.reason(error)
             if not is_passing(error):
-                self._on_damage(f"journal segment={self.next_file} cannot be made: {why}")
+                self._on_damage(f"journal segment {self.next_file} cannot be created: {why}")
                 return
             if not self._lacks_room or why != self.why:
-                log.warning("journal segment=%d cannot be made, trying again: %s", self.next_file, why)
+                log.warning("journal segment cannot be created, retrying segment=%d reason=%s", self.next_file, why)
             self._lacks_room, self.why = True, why
             self._on_change()
             self._retry = self._loop.call_later(RETRY_S, self.make_spare)
@@ -86,14 +86,15 @@ class SegmentSupply:
         self._on_change()
 
     def reason(self, error: OSError) -> str:
-        """Return an error of the journal's directory as an operator reads it."""
+        """Return the text of an error of the journal's directory for operators."""
         place, has_inodes = self._config.journal_dir, True
         with suppress(OSError):
             has_inodes = self._env.disk.free_files(place) > 0
         return reason_of(error, place, has_inodes=has_inodes)
 
     def _keep_reserve(self, size: int, files: int) -> None:
-        """Raise OSError unless so many bytes and inodes are free. A quota does not show here: the attempt finds it."""
+        """Raise OSError unless this many bytes and inodes are free. A quota does not show here; the attempt to write
+        detects it."""
         place = self._config.journal_dir
         if self._free_bytes() < size:
             raise no_room(f"less than {size} bytes are free")
@@ -102,8 +103,8 @@ class SegmentSupply:
 
     # docs/protocol.md B9
     def look(self) -> None:
-        """Look now and then how much room there is: while there is a segment ahead nothing else does. And whether the
-        files are still there."""
+        """Check periodically how much space is free, because nothing else does while there is a segment ahead, and
+        whether the files still exist."""
         self._see()
         if self._is_stopped:
             return
@@ -121,7 +122,7 @@ class SegmentSupply:
         except OSError as error:
             why = self.reason(error)
             if not is_no_room(error):
-                log.warning("journal cannot read the free space: %s", why)
+                log.warning("cannot read the free space of the journal reason=%s", why)
                 return
         if why or self.is_scarce:
             self.is_scarce, self.why = bool(why), why or self.why
@@ -129,15 +130,16 @@ class SegmentSupply:
 
     # docs/protocol.md L12
     def _is_removed(self) -> bool:
-        """Whether the segment that is written to has no name any more. Its writes and syncs still succeed, and nobody
-        would find them again: a copy there is no copy. Raises OSError."""
+        """Return True if the segment that is being written no longer has a name. Its writes and syncs still succeed,
+        but nobody would find them again, so a copy there is no copy. Raises OSError."""
         newest = self._segments[max(self._segments)] if self._segments else None
         if newest is None or self._env.disk.exists(newest.path):
             return False
         return segment_name(newest.file) not in self._env.disk.list(self._config.journal_dir)
 
     def take(self, size: int, use: Use) -> Segment:
-        """The segment that the journal goes on in, with room for a record of `size` bytes. Raises JournalFull."""
+        """Return the segment in which the journal continues, with space for a record of `size` bytes. Raises
+        JournalFull."""
         spare = self.spare
         needed = overhead(len(self._segments) + 1) + size
         if self._is_stopped or (spare is None and not self.may_make(size, use)):
@@ -150,21 +152,21 @@ class SegmentSupply:
                 spare.capacity = needed
         except OSError as error:
             if not is_passing(error):
-                self._on_damage(f"journal segment={self.next_file} cannot be made: {self.reason(error)}")
+                self._on_damage(f"journal segment {self.next_file} cannot be created: {self.reason(error)}")
             raise JournalFull from error
         self.spare = None
         return spare
 
     # docs/protocol.md B35
     def create(self, room: int, size: int) -> Segment:
-        """Make a segment of `size` bytes, and with `room` at least. Raises OSError; FileExistsError if another has made
-        it, which stays as it is."""
+        """Create a segment of `size` bytes, with space for at least `room`. Raises OSError; FileExistsError if another
+        process has created it, whose file stays as it is."""
         salt = self._env.random.getrandbits(64) | 1
         capacity = max(size, overhead(len(self._segments) + 2) + room)
         header, disk = FileHeader(self.next_file, salt), self._env.disk
         segment = Segment(disk, self._config.journal_dir, header, capacity=capacity, open_files=self._open_files)
         if disk.exists(segment.path):
-            raise FileExistsError(EEXIST, "somebody else has made this segment", segment.path)
+            raise FileExistsError(EEXIST, "another process has created this segment", segment.path)
         try:
             segment.create(self._on_ready)
         except OSError:
@@ -174,8 +176,8 @@ class SegmentSupply:
         return segment
 
     def may_make(self, size: int, use: Use) -> bool:
-        """Whether a small segment for a record of `size` bytes may be made of the reserve, half of which is for facts
-        alone."""
+        """Return True if a small segment for a record of `size` bytes may be created from the reserve, half of which is
+        only for facts."""
         if self._is_stopped:
             return False
         config, start = self._config, start_bytes(self._config.segment_bytes)
@@ -183,11 +185,11 @@ class SegmentSupply:
         try:
             return use >= Use.REWRITE and self._free_bytes() >= self._piece_bytes(size, use) + stays
         except OSError:
-            return False  # whoever writes next finds out
+            return False  # the next write finds out
 
     def _piece_bytes(self, size: int, use: Use) -> int:
-        """How large a small segment is made. For facts down to what the record itself takes: half of what is free, so
-        that there are few of them."""
+        """Return the size of a small segment. For facts, it is half of the free space, so that there are few segments,
+        but at least the size of the record."""
         needed, usual = size + overhead(len(self._segments) + 2), kept_bytes(self._config.segment_bytes)
         return max(needed, min(usual, self._free_bytes() // 2) if use is Use.FACT else usual)
 
@@ -195,7 +197,7 @@ class SegmentSupply:
         return self._env.disk.free_bytes(self._config.journal_dir)
 
     def stop(self) -> None:
-        """Make no more."""
+        """Create no more segments."""
         self._is_stopped = True
         for timer in (self._retry, self._look):
             if timer is not None:
@@ -203,5 +205,5 @@ class SegmentSupply:
 
 
 def overhead(files: int) -> int:
-    """Bytes of a segment that are not for the record that begins it."""
+    """Return the bytes of a segment that are not available for its first record."""
     return FILE_HEADER_SIZE + 2 * GROUP_HEADER_SIZE + 3 * RECORD_HEADER_SIZE + 4 * files

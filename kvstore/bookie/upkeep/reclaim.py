@@ -16,7 +16,7 @@ from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.index.entry_index import OFFSET_MASK
-from kvstore.bookie.inventory import IsOurs, nobodys
+from kvstore.bookie.inventory import IsOurs, none_are_ours
 from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
@@ -47,7 +47,7 @@ class Reclaimer:
         config: BookieConfig,
         storage: BookieStorage,
         authority: LedgerAuthority,
-        is_ours: IsOurs = nobodys,
+        is_ours: IsOurs = none_are_ours,
     ) -> None:
         self._is_ours = is_ours
         self._env = env

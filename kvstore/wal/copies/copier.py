@@ -68,24 +68,24 @@ class Copier:
         self.lacking: dict[LedgerId, frozenset[BookieId]] = {}
         """Ledgers that were under-replicated, or whose bookies were not all registered, at the last check, with these
         bookies. No bookies if they could not be found out."""
-        self.crowded: set[LedgerId] = set()
+        self.sharing_zones: set[LedgerId] = set()
         """Closed ledgers with copies of one entry in the same zone although a bookie of another zone could take one."""
 
-    def look(self) -> None:
+    def check_soon(self) -> None:
         """Check soon the ledgers that were not found complete."""
         self._wake.set()
 
-    def look_again(self) -> None:
+    def recheck_all(self) -> None:
         """Check every ledger soon, because a bookie that is back may have lost its entries."""
         self._complete, self._awaited = set(), {}
-        self.look()
+        self.check_soon()
 
     def start(self) -> None:
         self._nursery.spawn(self._run(), name="repair")
-        self.look()
+        self.check_soon()
 
     async def _run(self) -> None:
-        self._ports.choice.listen(self, self.look_again)
+        self._ports.choice.listen(self, self.recheck_all)
         try:
             round_at = self._ports.clock.now()
             while True:
@@ -121,7 +121,7 @@ class Copier:
         ids = {ledger for ledger, _ in wanted}
         self.lacking = {ledger: bookies for ledger, bookies in self.lacking.items() if ledger in ids}
         self._awaited = {ledger: seen for ledger, seen in self._awaited.items() if ledger in ids}
-        self.crowded.intersection_update(ledger for ledger, _ in wanted)
+        self.sharing_zones.intersection_update(ledger for ledger, _ in wanted)
         return is_done
 
     async def _look_at(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
@@ -168,23 +168,23 @@ class Copier:
         ledger, copying = metadata.ledger, self._copying(metadata)
         lacking = await self._lacking(copying, there)
         wanted = self._ports.choice.spread_out(metadata)
-        crowded = frozenset(leaving(metadata, wanted) if wanted is not None else ())
-        if crowded:
-            self.crowded.add(ledger)
+        sharing = frozenset(leaving(metadata, wanted) if wanted is not None else ())
+        if sharing:
+            self.sharing_zones.add(ledger)
         else:
-            self.crowded.discard(ledger)
+            self.sharing_zones.discard(ledger)
         away = frozenset(bookies_of(metadata)).difference(there)
         if lacking or away:
             self.lacking[ledger] = away | lacking
         else:
             self.lacking.pop(ledger, None)
-            if not crowded and not copying.refused:
+            if not sharing and not copying.refused:
                 complete.add(ledger)
-        if lacking or crowded:
-            await self._mark(ledger, crowded | lacking)
+        if lacking or sharing:
+            await self._mark(ledger, sharing | lacking)
         if copying.refused:
             raise BookieError(f"{', '.join(sorted(copying.refused))} did not list their entries")
-        return not lacking and not crowded
+        return not lacking and not sharing
 
     async def _lacking(self, copying: Copying, there: list[BookieId]) -> set[BookieId]:
         """Return the bookies that lack an entry of a closed ledger, among those that list their entries."""

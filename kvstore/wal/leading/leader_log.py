@@ -35,7 +35,7 @@ from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.leading.anchors import Anchors
-from kvstore.wal.leading.owners import Owners
+from kvstore.wal.leading.owners import LedgerOwners
 from kvstore.wal.leading.rolling import roll_reason
 from kvstore.wal.leading.standstill import lose_stalled_log
 from kvstore.wal.leading.trim import Trimmer
@@ -76,7 +76,7 @@ class OpenLeaderLog:
         lease_ms: int,
         mark: Mark,
         pace: CopyPace,
-        owners: Owners,
+        owners: LedgerOwners,
         nursery: Nursery,
     ) -> None:
         """`mark` and `pace`: for copies (kvstore.wal.copies). `owners`: the node's. `nursery` belongs to this log, and
@@ -217,7 +217,7 @@ class OpenLeaderLog:
     def _next_growth(self) -> int:
         """Return how much larger and older than usual the next ledgers get. If the list is too long, nothing is rolled
         and the leader keeps its present ledger."""
-        return NEVER if self._lists.is_crowded(self.partition) else self.listed.growth
+        return NEVER if self._lists.is_long(self.partition) else self.listed.growth
 
     def _open(self, metadata: LedgerMetadata) -> LedgerHandle:
         return LedgerHandle(
@@ -225,7 +225,7 @@ class OpenLeaderLog:
             self._ports,
             self._nursery,
             on_halt=self._lose,
-            on_return=lambda _: self.copier.look_again(),
+            on_return=lambda _: self.copier.recheck_all(),
         )
 
     def _lose(self, error: StoreError) -> None:
@@ -258,7 +258,7 @@ class OpenLeaderLog:
             "ledgers_lacking_copies": len(self.copier.lacking),
             "ledgers_lacking_at": sorted(lacking_at.items()),
             "ledgers_undecodable": len(self.trimmer.undecodable),
-            "ledgers_sharing_zones": len(self.copier.crowded),
+            "ledgers_sharing_zones": len(self.copier.sharing_zones),
             "copies_made": self.copier.copied,
             "open_ledger_bytes": self._handle.writer.length,
             "trimmed_seq": self.listed.trimmed_seq,
@@ -330,7 +330,7 @@ class OpenLeaderLog:
                 return
             self._switch(metadata)
             await self._close(old)
-        self.copier.look()
+        self.copier.check_soon()
 
     async def _list_next(self, old: LedgerHandle, reason: str) -> LedgerMetadata:
         """Create the next ledger and list it. While the former ledger is drained afterwards, the list may be trimmed:

@@ -11,7 +11,7 @@ OWNERS_MAX = 250_000
 """Maximum number of ledgers that are remembered, about 130 bytes each. Others are read again at each sweep."""
 
 
-class Owners:
+class LedgerOwners:
     """The owners of ledgers, shared by all leaders of a node, because each of them looks at all ledgers of the
     cluster."""
 

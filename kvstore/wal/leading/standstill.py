@@ -56,9 +56,9 @@ async def lose_stalled_log(
         handle = handle_or_none()
         if handle is None:
             return
-        handle.look_for_spares()
+        handle.update_spares()
         for bookie in silences.look(handle.ledger, handle.writer.owed_longest(), check_every_s):
-            handle.give_up_on(bookie, "no add of the ledger was answered")
+            handle.fail_silent(bookie, "no add of the ledger was answered")
         is_stalled = handle.writer.unconfirmed > 0 and handle.progress_at == seen_at
         # If the disks are full, no other leader could append either, and only a leader trims, which frees space.
         is_full = choice.is_full(handle.writer.metadata.quorum.ack)

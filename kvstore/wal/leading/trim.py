@@ -21,7 +21,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import Check, Delete, MetadataStore
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Seq
 from kvstore.wal.creator import owner_of
-from kvstore.wal.leading.owners import Owners
+from kvstore.wal.leading.owners import LedgerOwners
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.pins import Pins
 
@@ -66,7 +66,7 @@ class Trimmer:
         ledgers: LedgerStore,
         pins: Pins,
         clock: Clock,
-        owners: Owners,
+        owners: LedgerOwners,
     ) -> None:
         self._owner = owner
         self._store = store

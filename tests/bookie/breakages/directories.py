@@ -5,28 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from kvstore.bookie import identity, storage
-from kvstore.bookie.directories import gathering, homes, membership, part, spread
+from kvstore.bookie.directories import directory_storage, gathering, homes, membership, spread
 from kvstore.bookie.directories.places import MemberState
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.breakages.registry import mutant, replace
 
 
-@mutant("denies what a lost directory may have held")
+@mutant("denies entries that a lost directory may have held")
 def _forgets_what_was_lost() -> None:
     async def nothing(*_: Any) -> None:
-        """No note of any ledger."""
+        """Record no ledger as lost."""
 
     replace(spread, "doubt_what_was_lost", lambda _original: nothing)
 
 
-@mutant("says that a lost directory is gone before its ledgers are in limbo")
+@mutant("marks a lost directory as gone before its ledgers are in limbo")
 def _gone_at_once() -> None:
     def change(original: Any) -> Any:
         def changed(self: Any, found: Any, anchor: int) -> Any:
             found = original(self, found, anchor)
             if found.lost:
                 found = found.after(MemberState.LOST, MemberState.GONE)
-                self.say(found, found.present)
+                self.record(found, found.present)
             return found
 
         return changed
@@ -34,12 +34,12 @@ def _gone_at_once() -> None:
     replace(gathering._Gathering, "_change", change)
 
 
-@mutant("takes a lost directory back")
+@mutant("accepts a lost directory again")
 def _takes_back() -> None:
     replace(membership, "_HERE", lambda _: tuple(MemberState))
 
 
-@mutant("starts without a directory that nobody has declared lost")
+@mutant("starts without a directory that was not declared lost")
 def _misses_nothing() -> None:
     def make(original: Any) -> Any:
         def now(member: Any, paths: Any, lost: Any) -> Any:
@@ -50,18 +50,18 @@ def _misses_nothing() -> None:
     replace(membership, "_now", make)
 
 
-@mutant("tells the others nothing of a new directory")
+@mutant("does not record a new directory in the others")
 def _joins_alone() -> None:
     def make(original: Any) -> Any:
-        def say(self: Any, found: Any, numbers: Any) -> None:
+        def record(self: Any, found: Any, numbers: Any) -> None:
             original(self, found, [each for each in numbers if each])
 
-        return say
+        return record
 
-    replace(gathering._Gathering, "say", make)
+    replace(gathering._Gathering, "record", make)
 
 
-@mutant("confirms what waited for a directory that has failed")
+@mutant("confirms requests that waited for a failed directory")
 def _confirms_anyway() -> None:
     def make(original: Any) -> Any:
         def refuse_all(self: Any) -> None:
@@ -75,15 +75,15 @@ def _confirms_anyway() -> None:
 
         return refuse_all
 
-    replace(part.DirectoryStorage, "refuse_all", make)
+    replace(directory_storage.DirectoryStorage, "refuse_all", make)
 
 
-@mutant("leaves whoever waited for a directory that has failed without an answer")
+@mutant("does not answer requests that waited for a failed directory")
 def _silence() -> None:
-    replace(part.DirectoryStorage, "refuse_all", lambda _original: lambda _self: None)
+    replace(directory_storage.DirectoryStorage, "refuse_all", lambda _original: lambda _self: None)
 
 
-@mutant("gives the ledgers of a directory that has failed to the others")
+@mutant("moves the ledgers of a failed directory to the others")
 def _takes_over() -> None:
     def make(original: Any) -> Any:
         def fail(self: Any, reason: str) -> None:
@@ -92,7 +92,7 @@ def _takes_over() -> None:
 
         return fail
 
-    replace(part.DirectoryStorage, "fail", make)
+    replace(directory_storage.DirectoryStorage, "fail", make)
 
 
 @mutant("ends the process when one directory of several fails")
@@ -100,9 +100,9 @@ def _one_for_all() -> None:
     replace(spread.SpreadStorage, "_failed", lambda _original: lambda self, _part, reason: self._env.fatal(reason))
 
 
-@mutant("asks another directory about what still waits in one")
+@mutant("asks another directory about a ledger with waiting requests")
 def _forgets_who_waits() -> None:
-    replace(homes.Homes, "chosen", _without_memory)
+    replace(homes.LedgerDirectories, "chosen", _without_memory)
 
 
 def _without_memory(original: Any) -> Any:
@@ -116,7 +116,7 @@ def _without_memory(original: Any) -> Any:
     return chosen
 
 
-@mutant("takes a directory that was restored from a copy for whole")
+@mutant("trusts a directory that was restored from a copy")
 def _trusts_copies() -> None:
     replace(identity._Identification, "_doubt_of_start", _without_doubt)
 
@@ -129,7 +129,7 @@ def _without_doubt(original: Any) -> Any:
     return note
 
 
-@mutant("remembers the start of a copy before its doubt is on the disk")
+@mutant("records the start of a copy before its doubt is on disk")
 def _remembers_early() -> None:
     def make(original: Any) -> Any:
         def note(self: Any, directory: str, version: int) -> str:
@@ -143,11 +143,11 @@ def _remembers_early() -> None:
     replace(identity._Identification, "_doubt_of_start", make)
 
 
-@mutant("doubts nothing that a start writes once more")
+@mutant("does not doubt records that a start writes again")
 def _tail_undoubted() -> None:
-    replace(storage, "doubt_again", lambda _original: lambda _found, _facts: None)
+    replace(storage, "renew_doubts", lambda _original: lambda _found, _facts: None)
 
 
 @mutant("ends a doubt because an earlier one had ended")
 def _ends_doubt() -> None:
-    replace(storage, "end_no_doubt", lambda _original: lambda _found: None)
+    replace(storage, "drop_ends_of_doubts", lambda _original: lambda _found: None)

@@ -1,4 +1,5 @@
-"""Ways to break a bookie's index files (docs/protocol.md, B31); tests/bookie/mutants.py has the others and runs all."""
+"""Ways to break a bookie's index files (docs/protocol.md, B31). tests/bookie/mutants.py has the other breakages and
+runs all."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from kvstore.bookie.index import blocks, entry_index, index_files, sealed_entrie
 from tests.bookie.breakages.registry import mutant, replace
 
 
-@mutant("lets go of a full segment's entries before its index file is synced")
+@mutant("releases a full segment's entries before its index file is synced")
 def _early_release() -> None:
     def make(_original: Any) -> Any:
         def hold(self: Any, checkpoint: Any) -> None:
@@ -25,7 +26,7 @@ def _early_release() -> None:
 
 
 class _Nothing(dict[int, Any]):
-    """Holds what it is told to, and has it at no look-up."""
+    """Stores items, but finds none."""
 
     def get(self, *_: Any) -> Any:
         return None
@@ -34,7 +35,7 @@ class _Nothing(dict[int, Any]):
         return False
 
 
-@mutant("believes an index file without its checksums")
+@mutant("reads an index file without verifying checksums")
 def _believed_index() -> None:
     def decode(data: bytes, _salt: int, _at: int, count: int) -> Any:
         padded = data.ljust(blocks.block_bytes(count), b"\0")
@@ -45,7 +46,7 @@ def _believed_index() -> None:
     replace(index_files, "decode_block", lambda _original: decode)
 
 
-@mutant("looks into the block before the one that has the entry")
+@mutant("reads the block before the one that has the entry")
 def _wrong_fence() -> None:
     def make(original: Any) -> Any:
         return lambda first, fences, entry: max(0, original(first, fences, entry) - bool(fences))
@@ -53,7 +54,7 @@ def _wrong_fence() -> None:
     replace(sealed_entries, "block_number", make)
 
 
-@mutant("takes the oldest copy of an entry for the one that counts")
+@mutant("uses the oldest copy of an entry")
 def _oldest_copy() -> None:
     def make(_original: Any) -> Any:
         def find(self: Any, entry: int) -> tuple[int, int]:
@@ -93,22 +94,22 @@ def _stale_index() -> None:
     replace(inventory.Inventory, "drop", keep)
 
 
-@mutant("makes an index again with what was dropped before the segment was full")
+@mutant("rebuilds an index with entries that were dropped before the segment was full")
 def _revived() -> None:
     replace(index_rebuild, "_FORGETS", lambda _original: ())
 
 
-@mutant("calls absent what neither the index nor the segment can tell")
+@mutant("calls entries absent that are lost in both index and segment")
 def _lost_is_absent() -> None:
     replace(index_rebuild.IndexRebuilder, "_lose", lambda _original: lambda self, ledger, file: None)
 
 
-@mutant("hides a segment's damage behind a checkpoint of what is left")
+@mutant("hides a segment's damage behind a checkpoint of the readable part")
 def _hidden_damage() -> None:
     replace(replay._Replay, "_hides_damage", lambda _original: lambda *_: False)
 
 
-@mutant("forgets at a start which older copies are wanted no more")
+@mutant("forgets at a start which older copies are superseded")
 def _all_live() -> None:
     def make(original: Any) -> Any:
         def load(self: Any, file: int, part: Any) -> None:
@@ -120,22 +121,22 @@ def _all_live() -> None:
     replace(inventory.Inventory, "_load_entries", make)
 
 
-@mutant("adds without a look into index files for the copy that is replaced")
+@mutant("adds without looking up the replaced copy in index files")
 def _blind_adds() -> None:
     replace(entry_index.EntryIndex, "_sealed", lambda _original: lambda self, entry: (0, 0))
 
 
-@mutant("lists no segment that a start has begun")
+@mutant("does not list the segment that a start has begun")
 def _unlisted() -> None:
     replace(opening, "_listing", lambda _original: lambda checkpoint, _files: checkpoint)
 
 
-@mutant("lets index files take the room of fences and of the next start")
+@mutant("lets index files take the space of fences and of the next start")
 def _greedy() -> None:
     replace(index_files.IndexFiles, "_need_room", lambda _original: lambda self, size: None)
 
 
-@mutant("takes a segment with a bad sector for one that cannot be read at all")
+@mutant("treats a segment with one bad sector as entirely unreadable")
 def _all_or_nothing() -> None:
     def make(_original: Any) -> Any:
         def read(segment: Any) -> bytes:

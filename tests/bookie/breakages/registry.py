@@ -1,4 +1,4 @@
-"""Registers ways to break the bookie: tests/bookie/mutants.py, and what it imports."""
+"""The registry of ways to break the bookie, for tests/bookie/mutants.py and its imports."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def hide(owner: type, name: str, by: property) -> None:
-    """Let the class answer for what its objects have under this name."""
+    """Make the class answer for an attribute of its objects."""
     _patches[-1].setattr(owner, name, by, raising=False)
 
 
 @contextmanager
 def broken(name: str) -> Iterator[None]:
-    """The code with this breakage in it, above what is broken for the whole run."""
+    """Run code with this breakage, on top of what is broken for the whole run."""
     with pytest.MonkeyPatch.context() as patch:
         _patches.append(patch)
         try:

@@ -1,4 +1,5 @@
-"""Ways to break what keeps a stored entry its payload (docs/protocol.md, B36); tests/bookie/mutants.py runs all."""
+"""Ways to break the protection of a stored entry's payload (docs/protocol.md, B36); tests/bookie/mutants.py runs
+all."""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ def _forgets_what_is_shown() -> None:
     hide(stored_copies.StoredCopies, "shown", property(lambda _: None, lambda _, __: None))
 
 
-@mutant("takes a packet with another last-add-confirmed for another entry")
+@mutant("treats a packet with another last-add-confirmed as another entry")
 def _compares_bytes() -> None:
     for module in (stored_copies, inventory, index_rebuild):
         replace(module, "is_same_entry", lambda _original: lambda one, other, *_: one == other)
 
 
-@mutant("takes all digests to be of the largest size")
+@mutant("treats all digests as having the largest size")
 def _digests_of_one_size() -> None:
     replace(digests.Digests, "size_of", lambda _original: lambda *_: digests.DIGEST_MAX)
 
@@ -52,7 +53,7 @@ def _ordinary_repair() -> None:
     )
 
 
-@mutant("takes every error of a read for damage")
+@mutant("treats every read error as damage")
 def _all_is_damage() -> None:
     replace(segment, "is_medium_error", lambda _original: lambda _error: True)
 

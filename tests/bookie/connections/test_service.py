@@ -1,4 +1,4 @@
-"""The bookie protocol as a client meets it, byte for byte where Apache's bookie was recorded."""
+"""The bookie protocol as a client sees it, compared byte by byte with recordings of Apache's bookie."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def txn_of(payload: bytes) -> tuple[int, int]:
     return header.txn_id, header.operation
 
 
-# Who is meant
+# Which bookie is meant
 
 
 def test_client_that_means_another_bookie_is_refused_and_disconnected(world: SimWorld) -> None:
@@ -97,7 +97,9 @@ def test_client_of_our_or_an_unnamed_cluster_is_served(world: SimWorld) -> None:
 def test_client_that_names_this_bookie_gets_definite_answers(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         assert (await peer.ask(wire.encode_read(1, L, 0, context=NAMED))).status == Status.NO_LEDGER
-        assert (await peer.ask(wire.encode_read(2, L, 0))).status == Status.NO_LEDGER, "said once is enough"
+        assert (await peer.ask(wire.encode_read(2, L, 0))).status == Status.NO_LEDGER, (
+            "naming the bookie once is enough"
+        )
         assert served.meta.asked == []
 
     serve(world, scenario)
@@ -106,7 +108,7 @@ def test_client_that_names_this_bookie_gets_definite_answers(world: SimWorld) ->
 # docs/protocol.md B5
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 def test_unnamed_bookie_denies_nothing_of_a_ledger_elsewhere(world: SimWorld, state: LedgerState) -> None:
-    """The address may have belonged to a bookie that has it."""
+    """The address may have belonged to a bookie that has the ledger."""
     meta = Metadata()
     meta.known = {L: metadata(L, *OTHERS, state=state), 8: metadata(8, state=state), 9: None}
 
@@ -281,7 +283,7 @@ def test_client_that_reads_no_answers_is_not_served_and_holds_no_memory(world: S
         peer.send(*(wire.encode_read(txn, L, 0) for txn in range(1, 2001)))
         await pause(5)
         reads = served.shelf.storage.statistics.reads
-        assert reads < 100, "200 MB of answers were asked for"
+        assert reads < 100, "200 MB of answers were requested"
         peer.transport.resume_reading()
         answers = await peer.answers(2000)
         assert [wire.decode_response(payload).txn for payload in answers] == list(range(1, 2001))
@@ -301,7 +303,7 @@ def test_answers_ready_together_are_written_together(world: SimWorld) -> None:
 
 
 async def refused(served: Served) -> None:
-    """A connection is accepted, if at all, only to be closed."""
+    """A connection is accepted at most to be closed."""
     try:
         peer = await served.connect()
     except ConnectionResetError:

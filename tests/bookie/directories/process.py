@@ -1,8 +1,9 @@
-"""A bookie in several directories as a process of its own, on a real disk:
-python -m tests.bookie.directories.process ROOT DIRECTORIES [LOST]
+"""A bookie in several directories as a separate process on a real disk: python -m tests.bookie.directories.process ROOT
+DIRECTORIES [LOST]
 
-Lists are separated by commas. Ledgers 1 to 20 are open and name it. It says its address and its id; a line of its
-standard input breaks the directory that it names: whatever is written below it fails with EIO. It ends with its input.
+Lists are separated by commas. Ledgers 1 to 20 are open and name the bookie. The process prints its address and its id.
+Each line of its standard input names a directory that breaks: later writes below it fail with EIO. The process ends
+with its input.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class BreakableFile:
 
 
 class BreakableDisk:
-    """A real disk of which a directory breaks when it is told to."""
+    """A real disk of which a directory breaks on request."""
 
     def __init__(self, disk: Any) -> None:
         self._disk = disk

@@ -1,4 +1,4 @@
-"""A bookie's storage in several directories, in a test: opened as a node would, on a metadata store in memory."""
+"""A bookie's storage in several directories, in a test: opened as by a node, on a metadata store in memory."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ A, B, C = "disk0/journal", "disk1/journal", "disk2/journal"
 
 
 class Naming(Metadata):
-    """What the metadata store says: every ledger that is known names this bookie, whatever its incarnation is."""
+    """The metadata store's answers: every known ledger names this bookie, whatever its incarnation is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.me = ME
 
     def create(self, ledger: int, state: LedgerState = LedgerState.OPEN, last_entry: int = -1) -> None:
-        """A ledger, or its next state."""
+        """Add a ledger, or set its next state."""
         self.known[ledger] = metadata(ledger, self.me, *OTHERS, state=state, last_entry=last_entry)
 
     def elsewhere(self, ledger: int) -> None:
-        """A ledger that does not name this bookie."""
+        """Add a ledger that does not name this bookie."""
         self.known[ledger] = metadata(ledger, *OTHERS)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
@@ -43,7 +43,7 @@ class Naming(Metadata):
 
 
 class Marking(MemoryStore):
-    """A metadata store whose every state is noted in the log of the disk's operations."""
+    """A metadata store that records each of its states in the log of the disk's operations."""
 
     def __init__(self, tree: MemoryTree, oplog: OpLog) -> None:
         super().__init__(tree)
@@ -61,20 +61,20 @@ class Marking(MemoryStore):
 
 
 class Spread(Shelf):
-    """A storage in several directories with calls that can be awaited."""
+    """A storage in several directories with awaitable calls."""
 
     storage: Any
 
     @property
     def doubted(self) -> list[int]:
-        """The ledgers in limbo; −1: those that nobody knows too."""
+        """Return the ledgers in limbo; −1 stands for unknown ledgers."""
         several = isinstance(self.storage, SpreadStorage)
         inventories = [each.storage.inventory for each in self.storage.parts] if several else [self.storage.inventory]
         ledgers = [ledger for each in inventories for ledger, found in each.ledgers.items() if found.is_limbo]
         return sorted([-1] * any(each.is_limbo for each in inventories) + ledgers)
 
     def home(self, ledger: int) -> str:
-        """The directory that has the ledger."""
+        """Return the directory that has the ledger."""
         (part,) = (each for each in self.storage.parts if ledger in each.ledgers)
         path: str = part.directory.path
         return path
@@ -93,7 +93,7 @@ async def open_spread(
     node: str = "b1",
     **config: Any,
 ) -> Spread:
-    """Start as a node does, as far as its storage."""
+    """Start the storage as a node does."""
     env = world.env(node)
     settings = tiny(**{"journal_dirs": tuple(dirs), "lost_dirs": tuple(lost), "index_dir": "disk0/index", **config})
     gathered = await gather(env, settings, CookieStore(store), CLUSTER, meta)
@@ -111,11 +111,11 @@ async def open_spread(
 
 
 def place_of(disk: SimDisk, path: str) -> PlaceFile | None:
-    """What a directory says, as it is in the page cache."""
+    """Return the PLACE file of a directory as it is in the page cache."""
     inode = disk.names.now.files.get(f"{path}/PLACE")
     return None if inode is None else decode_place(inode.cache.read(0, inode.cache.size))
 
 
 def empty(disk: SimDisk, path: str) -> None:
-    """A new disk is mounted there."""
+    """Mount a new disk there."""
     disk.exchange(path)

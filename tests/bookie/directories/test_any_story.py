@@ -1,5 +1,5 @@
-"""Whatever happens to a bookie's directories, one after the other: nothing acknowledged is denied, no fence is lost,
-and no ledger is in two places (docs/protocol.md, B23 and B24)."""
+"""Any sequence of events in a bookie's directories: nothing acknowledged is denied, no fence is lost, and no ledger is
+in two places (docs/protocol.md, B23 and B24)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ABSENT = {Status.NO_ENTRY, Status.NO_LEDGER}
 
 
 class Story:
-    """Lives of one bookie, and what it has promised in them."""
+    """The lives of one bookie, and its promises in them."""
 
     def __init__(self, world: SimWorld, random: Random) -> None:
         self.world, self.random = world, random
@@ -42,7 +42,7 @@ class Story:
 
     async def live(self, dirs: tuple[str, ...], lost: tuple[str, ...]) -> None:
         shelf = await open_spread(self.world, MemoryStore(self.tree), self.meta, dirs, lost)
-        if shelf.storage.bookie != self.bookie:  # nothing was left of the former one
+        if shelf.storage.bookie != self.bookie:  # nothing was left of the former bookie
             self.bookie = shelf.storage.bookie
             self.stored.clear()
             self.fenced.clear()
@@ -99,11 +99,11 @@ class Story:
         assert started
 
     def change(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What the operator does between two lives, right or wrong."""
+        """Return an action of the operator between two lives, right or wrong."""
         if self.died:
             died, self.died = self.died, ""
             if self.random.random() < 0.3:
-                self.disk._dead.clear()  # it is well again
+                self.disk._dead.clear()  # the disk is healthy again
                 return (A, B, C), ()
             if self.random.random() < 0.6:
                 return (A, B, C), (died,)

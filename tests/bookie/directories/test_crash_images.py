@@ -1,5 +1,5 @@
-"""The power goes between any two operations on the disk while a directory is added, lost or replaced: what was promised
-holds or is in doubt, never denied (docs/protocol.md, B23)."""
+"""Power cuts between any two disk operations while a directory is added, lost or replaced: promises hold or are in
+doubt, but nothing is denied (docs/protocol.md, B23)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Story:
         self.world, self.meta, self.tree = world, Naming(), MemoryTree()
         self.fenced: set[int] = set()
         self.promised: dict[int, int] = {}
-        """Entries of each ledger."""
+        """The entries of each ledger."""
         self.before: tuple[object, ...] = ()
-        """What was promised before the last life began."""
+        """The promises before the last life began."""
         self.oplog = OpLog(self.disk)
         for ledger in range(1, 40):
             self.meta.create(ledger)
@@ -46,8 +46,8 @@ class Story:
         return self.world.node("b1").disk
 
     def live(self, dirs: Dirs, lost: Dirs = (), *, ledgers: range) -> None:
-        """A whole life, in which new ledgers get three entries each, and every fourth one a fence; then the process is
-        killed."""
+        """Run a whole life, in which new ledgers get three entries each, and every fourth one a fence; then kill the
+        process."""
         self.oplog = OpLog(self.disk)
         self.before = (
             ("tree", deepcopy(self.tree)),
@@ -72,23 +72,24 @@ class Story:
         crash(self.world, power=False)
 
     def images(self, limit: int, seed: int) -> Iterator[CrashImage]:
-        """What a cut in the last life may have left."""
+        """Return the states that a cut in the last life may leave."""
         for image in crash_images(self.oplog, limit, Random(seed)):
             yield replace(image, marks=(*self.before, *image.marks))
 
     async def start(self, image: CrashImage, node: str, dirs: Dirs, lost: Dirs = ()) -> Spread:
-        """Start on what a cut has left, with the metadata store as it was then."""
+        """Start on the remains of a cut, with the metadata store as it was then."""
         store = MemoryStore(deepcopy(_tree(image)))
         return await open_spread(self.world, store, self.meta, dirs, lost, node=node)
 
     async def check(self, image: CrashImage, shelf: Spread, *, may_doubt: bool) -> None:
-        """Nothing that was promised is denied, and without a loss nothing is doubted."""
+        """Assert that nothing promised is denied, and that without a loss nothing is doubted."""
         doubted = set(shelf.doubted)
         assert may_doubt or not doubted
         for number, mark in enumerate(image.marks):
             match mark:
                 case ("entries", int(ledger), int(count)):
-                    was_here = number >= len(self.before)  # stored in the last life, so not in what was lost before
+                    # stored in the last life, so not in the directory that was lost before
+                    was_here = number >= len(self.before)
                     for entry in range(count):
                         status = await shelf.status(ledger, entry)
                         is_doubted = status is Status.UNKNOWN_LEDGER_STATE and ledger in doubted and not was_here
@@ -98,7 +99,7 @@ class Story:
 
 
 def each_image(story: Story, seed: int) -> list[tuple[CrashImage, str]]:
-    """The images of the last life, each as the disk of a node of its own."""
+    """Return the images of the last life, each as the disk of a separate node."""
     found = []
     for number, image in enumerate(story.images(IMAGES, seed)):
         story.world.node(f"image{number}").disk = image.disk
@@ -107,7 +108,7 @@ def each_image(story: Story, seed: int) -> list[tuple[CrashImage, str]]:
 
 
 def run_noted(story: Story, image: CrashImage, node: str, dirs: Dirs, lost: Dirs = (), *, may_doubt: bool) -> None:
-    """Start on an image, and hold it to what was promised."""
+    """Start on an image, and check the promises."""
 
     async def life() -> None:
         shelf = await story.start(image, node, dirs, lost)
@@ -137,7 +138,7 @@ def test_crash_while_two_directories_are_added_keeps_all_promises(world: SimWorl
 
 
 def test_crash_while_an_added_directory_is_withdrawn_keeps_all_promises(world: SimWorld, seed: int) -> None:
-    """It is taken away without a word only as long as nothing was stored in it."""
+    """It may be removed without declaring it lost only as long as nothing was stored in it."""
     story = Story(world)
     story.live((A,), ledgers=range(1, 9))
     story.live((A, B), ledgers=range(9, 17))
@@ -198,7 +199,7 @@ def test_crash_while_an_empty_disk_replaces_one_keeps_all_promises(world: SimWor
 
 
 def test_crash_while_a_second_start_repeats_the_first_keeps_all_promises(world: SimWorld, seed: int) -> None:
-    """A cut in the middle of the start after a cut in the middle of a loss."""
+    """A cut during the start after a cut during a loss."""
     story = Story(world)
     story.live((A, B, C), ledgers=range(1, 17))
     story.live((A, B, C), (B,), ledgers=range(17, 19))

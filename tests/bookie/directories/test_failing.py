@@ -1,4 +1,4 @@
-"""A directory whose disk fails while the bookie runs: it alone fails (docs/protocol.md, B24)."""
+"""A directory whose disk fails while the bookie runs: no other directory fails (docs/protocol.md, B24)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def filled(world: SimWorld, store: MemoryStore, meta: Naming) -> Spread:
 
 
 async def lose(world: SimWorld, shelf: Spread, path: str = B) -> list[int]:
-    """The disk at `path` breaks, which the next add to it finds; the ledgers that are there."""
+    """Break the disk at `path`, and let the next add find out. Return the ledgers that are there."""
     there = shelf.in_directory(path, LEDGERS)
     world.node("b1").disk.die(path)
     assert await shelf.add(there[0], 3) is Status.IO_ERROR
@@ -104,7 +104,7 @@ def test_new_ledgers_avoid_a_failed_directory(world: SimWorld, store: MemoryStor
 def test_requests_waiting_for_a_failed_directory_are_answered(
     world: SimWorld, store: MemoryStore, meta: Naming, how: str
 ) -> None:
-    """Nothing is acknowledged, and nobody waits for ever: who is not answered uses up its connection."""
+    """Nothing is acknowledged, and nobody waits forever: an unanswered request would use up its connection."""
 
     async def scenario() -> None:
         shelf = await filled(world, store, meta)
@@ -187,7 +187,8 @@ def test_request_waiting_for_metadata_is_answered_when_a_directory_fails(
 
 # docs/protocol.md B24
 def test_fence_that_may_not_be_on_disk_is_not_confirmed(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
-    """Its ledger's writer was admitted here before, and would be again after a restart: that is on the disk."""
+    """The ledger's writer was admitted here before, and would be again after a restart, because the admission is on
+    disk."""
 
     async def scenario() -> None:
         shelf = await filled(world, store, meta)
@@ -201,7 +202,7 @@ def test_fence_that_may_not_be_on_disk_is_not_confirmed(world: SimWorld, store: 
 
 
 def test_directory_healthy_after_a_restart_has_everything(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
-    """One sync failed, no more: nothing was taken over meanwhile, so nothing is in two places."""
+    """A single sync failed. Nothing was taken over meanwhile, so nothing is in two places."""
     homes: dict[int, str] = {}
 
     async def first() -> None:

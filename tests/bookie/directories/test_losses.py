@@ -1,5 +1,5 @@
-"""A bookie that goes on without a directory: what that may have held is never denied, no fence is forgotten, and it
-does not come back (docs/protocol.md, B23)."""
+"""A bookie that continues without a directory: the lost contents are never denied, no fence is forgotten, and the
+directory does not come back (docs/protocol.md, B23)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Lives:
         return await open_spread(self.world, self.store, self.meta, dirs, lost)
 
     def written(self, dirs: tuple[str, ...] = (A, B)) -> None:
-        """A life in which all ledgers get entries, some a fence; then the power goes."""
+        """Run a life in which all ledgers get entries, and some a fence; then cut the power."""
 
         async def life() -> None:
             shelf = await self.open(dirs)
@@ -63,7 +63,7 @@ class Lives:
         crash(self.world)
 
     def starts(self, dirs: tuple[str, ...] = (A, B), lost: tuple[str, ...] = ()) -> None:
-        """A life that ends right after its start."""
+        """Run a life that ends right after its start."""
 
         async def life() -> None:
             await self.open(dirs, lost)
@@ -72,7 +72,7 @@ class Lives:
         crash(self.world)
 
     async def check(self, shelf: Spread, lost: str) -> None:
-        """What the lost directory had is neither there nor absent; all else is there."""
+        """Assert that the lost directory's entries are neither present nor absent, and that all others are present."""
         for ledger, home in self.homes.items():
             if home != lost:
                 assert await shelf.payload(ledger, 2) == b"hello"
@@ -126,7 +126,7 @@ def test_lost_fence_still_holds(lives: Lives) -> None:
                 assert await shelf.add(ledger, 3) is Status.OK
         lives.meta.is_away = False
         for ledger in LEDGERS:
-            assert await shelf.add(ledger, 3) is Status.OK, "its writer goes on"
+            assert await shelf.add(ledger, 3) is Status.OK, "its writer continues"
             assert await shelf.status(ledger, 4) in (Status.NO_ENTRY, Status.UNKNOWN_LEDGER_STATE)
 
     run(lives.world, life())
@@ -211,7 +211,7 @@ def test_second_loss_is_survived_by_the_others(lives: Lives) -> None:
             if home == A:
                 assert await shelf.payload(ledger, 2) == b"hello"
             else:
-                assert await shelf.status(ledger, 2) is Status.UNKNOWN_LEDGER_STATE, "it was noted in C perhaps"
+                assert await shelf.status(ledger, 2) is Status.UNKNOWN_LEDGER_STATE, "it may have been recorded in C"
 
     run(lives.world, life())
 
@@ -234,7 +234,7 @@ def test_doubt_ends_when_all_entries_were_copied_back(lives: Lives) -> None:
     async def life() -> None:
         shelf = await lives.open(lost=(B,))
         lives.meta.create(ledger, LedgerState.CLOSED, 2)
-        assert await shelf.entries(ledger) == (Status.OK, []), "so that it is seen what it lacks"
+        assert await shelf.entries(ledger) == (Status.OK, []), "so that missing entries are noticed"
         (part,) = shelf.storage.parts
         for entry in range(3):
             assert ledger not in await settle(part.storage, lives.meta)

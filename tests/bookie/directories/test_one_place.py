@@ -1,4 +1,4 @@
-"""Two of a bookie's directories that are one place."""
+"""Two directories of a bookie that are the same place."""
 
 from __future__ import annotations
 

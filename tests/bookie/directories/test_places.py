@@ -1,4 +1,4 @@
-"""The file PLACE, to the byte."""
+"""The bytes of the file PLACE."""
 
 from __future__ import annotations
 

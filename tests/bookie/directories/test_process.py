@@ -1,4 +1,5 @@
-"""Real processes on a real disk: a directory breaks, the process is killed, and the next one goes on without."""
+"""Real processes on a real disk: a directory breaks, the process is killed, and the next one continues without the
+directory."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def command(root: Path, lost: str) -> list[str]:
 
 @contextmanager
 def bookie(root: Path, lost: str = "") -> Iterator[Running]:
-    """A running bookie; killed at the end."""
+    """A running bookie, which is killed at the end."""
     with subprocess.Popen(command(root, lost), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -1,4 +1,5 @@
-"""A bookie with several directories: where its ledgers are, that they stay there, and that all of it looks like one."""
+"""A bookie with several directories: where its ledgers are, that they stay there, and that clients see a single
+bookie."""
 
 from __future__ import annotations
 
@@ -192,7 +193,7 @@ def test_start_without_space_for_a_segment_says_so(world: SimWorld, store: Memor
     run(world, first())
     crash(world)
     disk = world.node("b1").disk
-    with pytest.raises(OSError, match="no space left"):  # once no former segment has anything to give back
+    with pytest.raises(OSError, match="no space left"):  # once no former segment has space to release
         start_on_a_full_disk()
 
 
@@ -261,7 +262,7 @@ def test_raw_adds_of_a_ledger_go_to_one_directory(world: SimWorld, store: Memory
 def test_metadata_of_a_closed_ledger_is_read_once_for_all_directories(
     world: SimWorld, store: MemoryStore, meta: Naming
 ) -> None:
-    """The parts share one admission: what it asks is asked once, and counted once."""
+    """The directories share one admission, so each question is asked once and counted once."""
 
     async def scenario() -> None:
         shelf = await open_spread(world, store, meta)

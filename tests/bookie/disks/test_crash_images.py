@@ -1,4 +1,4 @@
-"""Whatever a power cut leaves, at whatever moment: what was promised holds, and nothing is half there."""
+"""The remains of a power cut at any moment: promises hold, and nothing is half there."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def payload_of(ledger: int, entry: int) -> bytes:
 
 
 class Writer:
-    """Adds, fences and LACs on one storage; marks each in the log of operations when it is promised."""
+    """Adds, fences and LACs on one storage; records in the log of operations when each is promised."""
 
     def __init__(self, shelf: Shelf, oplog: OpLog) -> None:
         self._shelf = shelf
         self._oplog = oplog
 
     async def work(self, first: int, count: int) -> None:
-        """Several entries in flight on each ledger; in the middle one ledger is fenced, and one never seen."""
+        """Keep several entries in flight on each ledger; in the middle fence one ledger, and one that is unknown."""
         answers = []
         for entry in range(first, first + count):
             for ledger in LEDGERS:
@@ -67,7 +67,7 @@ class Writer:
 
 
 async def check(shelf: Shelf, promises: tuple[object, ...], last: int) -> None:
-    """What was promised holds; what is there is whole; nothing is in doubt."""
+    """Assert that promises hold, that all entries present are intact, and that nothing is in doubt."""
     assert shelf.storage.statistics.damaged_records == 0
     assert not shelf.storage.inventory.is_limbo
     there = {}
@@ -89,7 +89,7 @@ async def check(shelf: Shelf, promises: tuple[object, ...], last: int) -> None:
 
 
 def on_disk(world: SimWorld, disk: SimDisk, name: str) -> str:
-    """A node with this disk."""
+    """Return a node with this disk."""
     world.node(name).disk = disk
     return name
 
@@ -123,7 +123,7 @@ def test_acknowledged_records_survive_a_power_cut_at_any_moment(world: SimWorld,
 
 
 def test_power_cut_during_the_start_after_a_power_cut_loses_nothing(world: SimWorld, seed: int) -> None:
-    """Also twice: the first start writes again what it is not sure of, and may be cut short in that."""
+    """Also twice: the first start writes uncertain records again, and may be cut while it does."""
     disk = world.node("b1").disk
     oplog = OpLog(disk)
 
@@ -203,7 +203,7 @@ def test_many_power_cuts_in_a_row_lose_nothing(seed: int) -> None:
 
 
 def cut_again_and_again(world: SimWorld, random: Random) -> None:
-    """Life after life on one disk, each ended by a cut in the middle of its work."""
+    """One life after the other on one disk, each ended by a cut in the middle of its work."""
     promised: list[object] = []
     meta = Metadata()
 
@@ -227,7 +227,7 @@ def cut_again_and_again(world: SimWorld, random: Random) -> None:
 
 
 def test_group_torn_at_any_sector_is_dropped_from_there_on(world: SimWorld, seed: int) -> None:
-    """Unsynced bytes may reach the platter in any order: what follows a bad record is not believed."""
+    """Unsynced bytes may reach the disk in any order, so everything after a bad record is ignored."""
     disk = world.node("b1").disk
 
     async def write() -> None:

@@ -1,4 +1,4 @@
-"""What the disk does wrong is told apart from what was never there."""
+"""Damage by the disk is distinguished from absence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sim.world.pause import pause
 
 L = 7
 NEW = 99
-"""A ledger made after the damage."""
+"""A ledger created after the damage."""
 
 
 async def opened(world: SimWorld, meta: Metadata | None = None, **config: int) -> Shelf:
@@ -24,7 +24,7 @@ async def opened(world: SimWorld, meta: Metadata | None = None, **config: int) -
 
 
 def written(world: SimWorld, count: int = 30, size: int = 300) -> SimDisk:
-    """A disk with several segments of ledger L, and ledger 8 fenced; the process is gone."""
+    """Return a disk with several segments of ledger L, and a fenced ledger 8; the process is gone."""
 
     async def write() -> None:
         shelf = await opened(world)
@@ -39,7 +39,7 @@ def written(world: SimWorld, count: int = 30, size: int = 300) -> SimDisk:
 
 
 async def idle(world: SimWorld) -> None:
-    """A life in which nothing is stored."""
+    """Run a life in which nothing is stored."""
     await opened(world)
     await pause(1)
 
@@ -78,7 +78,7 @@ def test_flipped_bit_in_a_packet_is_an_error_and_never_absence(
         listed = {each for first, count in runs for each in range(first, first + count)}
         assert listed == set(range(30)) - {entry}, "it is not listed, so that it is copied here again"
         assert await shelf.add(L, entry, bytes([entry]) * 300, recovery=True) is Status.OK
-        assert await shelf.payload(L, entry) == bytes([entry]) * 300, "a peer's copy mends it"
+        assert await shelf.payload(L, entry) == bytes([entry]) * 300, "a peer's copy repairs it"
 
     run(world, read())
 
@@ -102,7 +102,7 @@ def test_unreadable_sector_is_an_error_and_never_absence(world: SimWorld) -> Non
 
 
 def hide_a_record(world: SimWorld) -> SimDisk:
-    """Damage the head of a record in the middle of the journal, with no checkpoint to say what stood there."""
+    """Damage the head of a record in the middle of the journal, without a checkpoint that knows the record."""
     disk = written(world)
     path = segments(disk)[2]
     at = offset_of(disk, path, bytes([20]) * 300)
@@ -121,9 +121,9 @@ def test_entries_hidden_by_a_damaged_head_are_unknown_not_absent(world: SimWorld
         assert there.count(Status.OK) >= 25
         assert set(there) == {Status.OK, Status.UNKNOWN_LEDGER_STATE}
         assert there[30] is Status.UNKNOWN_LEDGER_STATE
-        assert await shelf.status(50, 0) is Status.UNKNOWN_LEDGER_STATE, "it may have been among what is hidden"
+        assert await shelf.status(50, 0) is Status.UNKNOWN_LEDGER_STATE, "it may be among the hidden records"
         assert (await shelf.entries(50))[0] is Status.UNKNOWN_LEDGER_STATE
-        assert (await shelf.entries(L))[0] is Status.OK, "what is here is no secret"
+        assert (await shelf.entries(L))[0] is Status.OK, "entries that are here are returned"
         assert (await shelf.read_lac(50))[0] is Status.UNKNOWN_LEDGER_STATE
         assert (await shelf.poll(50, 0))[0] is Status.UNKNOWN_LEDGER_STATE
 
@@ -145,7 +145,7 @@ def test_checkpoint_knows_entries_hidden_by_a_damaged_head(world: SimWorld) -> N
 
 
 def test_crash_before_the_doubt_is_recorded_leaves_it_to_the_next_start(world: SimWorld) -> None:
-    """A checkpoint of the damaged segment, made from what can still be read of it, would hide the damage for good."""
+    """A checkpoint of the damaged segment, made from its readable part, would hide the damage permanently."""
     disk = hide_a_record(world)
 
     async def read_back() -> None:
@@ -207,7 +207,8 @@ def test_doubt_outlives_a_crash_before_the_survey(world: SimWorld) -> None:
 
 # docs/protocol.md B10
 def test_end_of_a_doubt_outlives_the_only_segment_that_records_it(world: SimWorld) -> None:
-    """An older one, of a start that ended before the survey, says that it has begun, and stays for what it holds."""
+    """An older segment, of a start that ended before the survey, says that the doubt has begun, and stays because of
+    its entries."""
     hide_a_record(world)
     meta = Metadata()
     meta.known = {L: metadata(L), 8: metadata(8), 50: metadata(50), 60: metadata(60, *OTHERS), NEW: metadata(NEW)}
@@ -244,7 +245,7 @@ def test_end_of_a_doubt_outlives_the_only_segment_that_records_it(world: SimWorl
 
 
 def test_writer_of_a_doubted_ledger_continues_only_if_it_is_still_open(world: SimWorld) -> None:
-    """Its fence may be among what is hidden; but who fences marks the ledger in the metadata first."""
+    """The ledger's fence may be among the hidden records; but a recovery marks the ledger in the metadata first."""
     hide_a_record(world)
     meta = Metadata()
     meta.known[L] = metadata(L, state=LedgerState.IN_RECOVERY)

@@ -1,4 +1,4 @@
-"""Files of a bookie that are missing, cut short, damaged at their beginning or end, or another's."""
+"""Files of a bookie that are missing, cut short, damaged at the beginning or end, or of another bookie."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def expect_doubt_once_the_newest_is_gone(world: SimWorld, disk: SimDisk) -> None
 
 @pytest.mark.parametrize("starts", [0, 1, 2, 3])
 def test_missing_newest_segment_begun_by_a_start_is_noticed(world: SimWorld, starts: int) -> None:
-    """No record of the segment before it names it: the list beside that one's checkpoint does. Also where starts came
-    before, whose segments are empty and go."""
+    """No record of the segment before names it; the list beside that segment's checkpoint does. Also if starts came
+    before, whose empty segments are removed."""
     disk = written(world)
     for _ in range(starts):
         run(world, idle(world))
@@ -99,7 +99,7 @@ def test_missing_newest_segment_is_noticed_after_its_namer_was_removed(
 ) -> None:
     disk = written(world)
     with monkeypatch.context() as patch:  # as the starts of a former release
-        patch.setattr(storage, "let_go_of_empty", lambda *_: None)
+        patch.setattr(storage, "release_empty_segments", lambda *_: None)
         for _ in range(3):
             run(world, idle(world))
             crash(world)
@@ -112,7 +112,7 @@ def test_missing_newest_segment_is_noticed_after_its_namer_was_removed(
 # docs/protocol.md B6
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_bad_sector_at_the_end_of_the_journal_is_no_torn_tail(world: SimWorld, is_clean: bool) -> None:
-    """What says that its groups are synced stands in the same sector as they do. A crash leaves what can be read."""
+    """The certificate of its groups is in the same sector as the groups. A crash leaves readable bytes."""
     config = tiny(segment_bytes=1 << 16)
 
     async def write() -> None:
@@ -143,7 +143,7 @@ def test_bad_sector_at_the_end_of_the_journal_is_no_torn_tail(world: SimWorld, i
 def test_damage_in_a_single_group_certified_by_the_next_is_no_torn_tail(
     world: SimWorld,
 ) -> None:
-    """A burst filled it while one sync was under way, and the crash came before its index file was on the disk."""
+    """A burst filled the segment during one sync, and the crash came before its index file was on disk."""
     disk = world.node("b1").disk
 
     async def write() -> None:
@@ -170,8 +170,9 @@ def test_damage_in_a_single_group_certified_by_the_next_is_no_torn_tail(
 # docs/protocol.md B6
 @pytest.mark.parametrize("how", ["flipped", "not given"])
 def test_damaged_header_of_an_unnamed_segment_is_no_torn_one(world: SimWorld, how: str) -> None:
-    """A disk with less than the reserve takes no index files, and so no list of the segments. Groups are written only
-    once the header is on the disk: a segment that has any, or that cannot be read, was no crash's."""
+    """A disk with less free space than the reserve takes no index files, and so no list of the segments. Groups are
+    written only once the header is on disk, so a segment that has a group, or cannot be read, is not the result of a
+    crash."""
     disk, reserve = written(world), 64 << 10
     disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 20_000)
 
@@ -185,7 +186,7 @@ def test_damaged_header_of_an_unnamed_segment_is_no_torn_one(world: SimWorld, ho
         assert await shelf.status(9, 0) is Status.UNKNOWN_LEDGER_STATE
         assert shelf.meta.asked == []
         await shelf.add(9, 0)
-        assert shelf.meta.asked == [9], "its fence is forgotten: who fenced it has told the metadata store"
+        assert shelf.meta.asked == [9], "its fence is forgotten, but the recovery marked the metadata"
 
     run(world, write())
     crash(world)
@@ -204,7 +205,7 @@ def test_damaged_header_of_an_unnamed_segment_is_no_torn_one(world: SimWorld, ho
 def test_segment_with_an_unreadable_inode_is_not_absent(
     world: SimWorld, segment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a first life nothing but the directory names the segment that is written to, and the one made ahead."""
+    """In the first life, only the directory names the segment that is being written, and the one ahead."""
     config = tiny(segment_bytes=1 << 16)
 
     async def write() -> None:
@@ -246,7 +247,7 @@ def test_segment_with_an_unreadable_inode_is_not_absent(
 
 
 def test_damaged_segment_is_kept_for_inspection(world: SimWorld) -> None:
-    """Nothing of any ledger can be read in it, and yet it is not one in which nothing was noted."""
+    """No record of any ledger can be read in it, but it is not a segment without records."""
     disk = written(world)
     without_checkpoints(disk)
     path = segments(disk)[2]
@@ -264,8 +265,8 @@ def test_damaged_segment_is_kept_for_inspection(world: SimWorld) -> None:
 
 @pytest.mark.parametrize("last", ["add", "survey"])
 def test_records_written_again_at_a_start_are_doubted_too(world: SimWorld, last: str) -> None:
-    """Of a ledger whose first record that is left was never certified as synced. Nor does the end of a former doubt,
-    found among such records, end this one."""
+    """Concerns a ledger whose first remaining record was never certified as synced. The end of a former doubt, found
+    among such records, does not end this doubt either."""
     new, meta = 77, Metadata()
 
     async def write() -> None:
@@ -281,7 +282,7 @@ def test_records_written_again_at_a_start_are_doubted_too(world: SimWorld, last:
         shelf = Shelf(world.env("b1"), meta=meta)
         await shelf.storage.start(doubts)
         meta.known[new] = metadata(new, state=LedgerState.IN_RECOVERY)
-        assert await shelf.status(new, 1) is Status.UNKNOWN_LEDGER_STATE, "it may have been in what was lost"
+        assert await shelf.status(new, 1) is Status.UNKNOWN_LEDGER_STATE, "it may have been in the lost segment"
         assert await shelf.status(78, 0) is Status.UNKNOWN_LEDGER_STATE
         assert await shelf.add(new, 1) is Status.FENCED, "a fence may have been there too"
 
@@ -324,7 +325,7 @@ def test_segment_cut_short_in_its_synced_part_is_damaged(world: SimWorld, which:
         assert Status.NO_ENTRY not in {await shelf.status(L, entry) for entry in range(31)}
 
     if which == -2:
-        return  # its own headers went with it: nobody knows that there was more
+        return  # its own headers are gone too, so nobody knows that there was more
     run(world, read())
 
 
@@ -375,7 +376,7 @@ def test_full_disk_makes_the_bookie_readonly_until_space_is_freed(world: SimWorl
         assert moves == [True]
         assert shelf.storage.is_readonly
         assert await shelf.status(L, 0) is Status.OK, "reads are served"
-        assert await shelf.add(L, entry, recovery=True) is Status.OK, "recovery writes on from the reserve"
+        assert await shelf.add(L, entry, recovery=True) is Status.OK, "recovery continues to write from the reserve"
         assert await shelf.status(9, fence=True) is Status.NO_ENTRY, "fences too"
         assert await shelf.add(9, 0) is Status.FENCED
         assert await shelf.write_lac(L, 1) is Status.READ_ONLY
@@ -419,7 +420,7 @@ def test_reserve_is_kept_free_for_records_that_must_not_fail(world: SimWorld) ->
         entry = 0
         while await shelf.add(L, entry, b"x" * 300) is Status.OK:
             entry += 1
-        assert 95_000 <= disk.free_bytes() <= 110_000, "checkpoints come out of it"
+        assert 95_000 <= disk.free_bytes() <= 110_000, "checkpoints use the reserve"
 
     run(world, fill())
 
@@ -427,7 +428,7 @@ def test_reserve_is_kept_free_for_records_that_must_not_fail(world: SimWorld) ->
 # docs/protocol.md B31
 @pytest.mark.parametrize("where", [range(1), range(200, 1 << 30)])
 def test_unreadable_index_does_not_prevent_a_start(world: SimWorld, where: range) -> None:
-    """The segments are the truth, and what is made of them again takes the place of what cannot be read."""
+    """The segments are the truth, and the rebuilt files replace the unreadable ones."""
     disk = written(world)
     for name in disk.list(tiny().index_dir):
         disk.fail_reads(f"{tiny().index_dir}/{name}", where)
@@ -443,8 +444,8 @@ def test_unreadable_index_does_not_prevent_a_start(world: SimWorld, where: range
 
 
 def test_segment_replaced_by_another_is_missed(world: SimWorld) -> None:
-    """Names of segments are the same in all directories: a file that was put into the wrong one shows what it has, and
-    hides what had been here."""
+    """Segments have the same names in all directories. A file in the wrong directory shows its own records, and hides
+    those that belong there."""
     disk, strange = written(world), 5
 
     async def write() -> None:

@@ -1,4 +1,4 @@
-"""A disk that fails to sync ends the process, whatever it was that could not be synced."""
+"""A disk that fails to sync ends the process, whatever could not be synced."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_failed_sync_ends_the_process_and_acknowledges_nothing(world: SimWorld) 
 
 
 def test_failed_sync_of_zeros_written_ahead_ends_the_process(world: SimWorld) -> None:
-    """They are in the file in which groups are written next, and a disk's error is reported to one sync only."""
+    """They are in the file in which groups are written next, and a disk reports an error to only one sync."""
 
     async def write() -> None:
         shelf = await opened(world, segment_bytes=8 << 20)
@@ -184,7 +184,7 @@ def used(disk: SimDisk) -> int:
 # docs/protocol.md L12
 @pytest.mark.parametrize("what", ["journal", "segment"])
 def test_removal_of_journal_files_ends_the_process(world: SimWorld, what: str) -> None:
-    """Writes to them and their syncs go on well, and nobody would find them again."""
+    """Writes and syncs still succeed, but nobody would find the files again."""
 
     async def write() -> None:
         shelf = await opened(world)

@@ -1,5 +1,5 @@
-"""Whatever byte of a stopped bookie's files is flipped, it serves nothing wrong, denies nothing that it has
-acknowledged, and is whole again once its peers' copies were stored (docs/protocol.md, B6, B7, B14)."""
+"""Any flipped byte in a stopped bookie's files: the bookie serves nothing wrong, denies nothing that it has
+acknowledged, and is complete again once its peers' copies were stored (docs/protocol.md, B6, B7, B14)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_flip_test_detects_a_bookie_that_takes_damage_for_the_end(
         return found
 
     async def flip_in_the_newest_segment() -> str:
-        """Its records stand in no checkpoint: a start knows of them what it scans."""
+        """Its records are in no checkpoint, so a start knows only the scanned ones."""
         env = real_env(tmp_path)
         original = await write(env, tmp_path / "original", is_doubted=False)
         kind = f"record head: {NEEDED}"

@@ -1,4 +1,4 @@
-"""A disk that was filled and freed is written to again, without a restart (docs/protocol.md, B9 and B20)."""
+"""A disk that was filled and freed accepts writes again without a restart (docs/protocol.md, B9 and B20)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def opened(world: SimWorld, meta: Metadata, *, reserve_bytes: int = 0) -> 
 
 
 async def add_all(shelf: Shelf, ledger: int, size: int = 300, *, first: int = 0, **how: bool) -> int:
-    """Add entries until the disk is full. Return the first entry that is refused."""
+    """Add entries until the disk is full. Return the first refused entry."""
     entry = first
     while (status := await shelf.add(ledger, entry, b"x" * size, **how)) is Status.OK:
         entry += 1
@@ -47,9 +47,9 @@ def test_disk_filled_by_adds_and_copies_takes_fences_and_is_reclaimed(world: Sim
         await add_all(shelf, OLD)
         copied = await add_all(shelf, COPIES, recovery=True)
         await add_all(shelf, COPIES, 1, first=copied, recovery=True)
-        assert copied, "recovery adds have more room than ordinary ones"
+        assert copied, "recovery adds have more space than ordinary ones"
         for ledger in range(100, 110):
-            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY, "a fence still has room"
+            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY, "a fence still has space"
         world.env("b1").nursery.spawn(reclaimer.run(), name="reclaim")
         meta.known[OLD] = None
         await pause(20)
@@ -61,7 +61,7 @@ def test_disk_filled_by_adds_and_copies_takes_fences_and_is_reclaimed(world: Sim
 
 
 def test_full_disk_of_sparse_segments_is_compacted(world: SimWorld, meta: Metadata) -> None:
-    """No segment is empty: what is live must be written again before anything becomes free."""
+    """No segment is empty: live entries must be rewritten before any space is freed."""
 
     async def scenario() -> None:
         shelf, reclaimer = await opened(world, meta)
@@ -85,7 +85,7 @@ def test_full_disk_of_sparse_segments_is_compacted(world: SimWorld, meta: Metada
 
 
 def test_fences_take_segments_from_the_reserve_when_needed(world: SimWorld, meta: Metadata) -> None:
-    """Nothing else does, so that a bookie which is full for long goes on fencing."""
+    """Nothing else does, so that a bookie whose disk stays full can still fence."""
 
     async def scenario() -> None:
         shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
@@ -96,7 +96,9 @@ def test_fences_take_segments_from_the_reserve_when_needed(world: SimWorld, meta
             assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
         free = disk.free_bytes()
         assert free < 4 * SEGMENT
-        assert await shelf.add(COPIES, 0, recovery=True) is Status.READ_ONLY, "what was taken for fences is theirs"
+        assert await shelf.add(COPIES, 0, recovery=True) is Status.READ_ONLY, (
+            "space taken for fences is only for fences"
+        )
         assert await shelf.add(MORE, 0) is Status.READ_ONLY
         assert disk.free_bytes() == free
         files = len(segments(disk, tiny(segment_bytes=SEGMENT)))
@@ -109,7 +111,7 @@ def test_fences_take_segments_from_the_reserve_when_needed(world: SimWorld, meta
 
 
 def test_fence_uses_any_remaining_space(world: SimWorld, meta: Metadata) -> None:
-    """Each fence that fails is a recovery that has to wait, and with it whoever is to lead next."""
+    """Each fence that fails delays a recovery, and with it the next leader."""
     large = 4 * SEGMENT
 
     async def scenario() -> None:
@@ -122,7 +124,7 @@ def test_fence_uses_any_remaining_space(world: SimWorld, meta: Metadata) -> None
         fenced = 0
         while await shelf.status(1000 + fenced, fence=True) is Status.NO_ENTRY:
             fenced += 1
-        assert disk.free_bytes() < start_bytes(large) + 600, "nothing that a fence could have taken is left"
+        assert disk.free_bytes() < start_bytes(large) + 600, "no space for a fence is left"
         assert len(segments(disk)) < 20, "and not in one piece each"
         shelf.storage.stop()
         again = await Shelf(shelf.env, config, meta).start()
@@ -133,7 +135,7 @@ def test_fence_uses_any_remaining_space(world: SimWorld, meta: Metadata) -> None
 
 
 def test_free_space_is_read_from_the_journals_disk(world: SimWorld, meta: Metadata) -> None:
-    """It may be another one than that of the data directory."""
+    """It may be another disk than that of the data directory."""
 
     async def scenario() -> None:
         shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
@@ -149,7 +151,7 @@ def test_free_space_is_read_from_the_journals_disk(world: SimWorld, meta: Metada
 
 
 def test_add_refused_for_lack_of_space_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
-    """Not even the key of its ledger: writers ask again and again."""
+    """Not even the key of its ledger, because writers retry repeatedly."""
 
     async def scenario() -> None:
         shelf, _ = await opened(world, meta)
@@ -188,8 +190,8 @@ def test_each_use_leaves_its_share_free() -> None:
 
 @pytest.mark.parametrize("size", range(60, 90))
 def test_segment_never_outgrows_its_allocated_space(world: SimWorld, meta: Metadata, size: int) -> None:
-    """On a disk without a free byte the journal would stand still: fences wait for ever, and reclaim, which could make
-    room, with them."""
+    """On a disk without a free byte the journal would stop: fences would wait forever, and so would reclaim, which
+    could free space."""
 
     async def scenario() -> None:
         shelf, _ = await opened(world, meta)
@@ -216,7 +218,7 @@ def test_segment_never_outgrows_its_allocated_space(world: SimWorld, meta: Metad
 @pytest.mark.parametrize("end", ["kill", "power cut", "stop"])
 @pytest.mark.parametrize("rest_s", [0, 0.2])
 def test_starts_never_use_up_a_full_disk(world: SimWorld, meta: Metadata, end: str, rest_s: float) -> None:
-    """A node that cannot come up for another reason is started again every few seconds."""
+    """A node that fails to start for another reason is restarted every few seconds."""
     config, disk = tiny(segment_bytes=4 * SEGMENT, reserve_bytes=0), world.node("b1").disk
 
     async def life(found: list[int]) -> None:
@@ -265,7 +267,7 @@ def test_disk_filled_by_others_into_the_reserve_takes_no_adds_until_freed(world:
         assert await look(2 * SEGMENT - 1)
         assert await shelf.add(OLD, 1) is Status.READ_ONLY
         assert await shelf.status(OLD, fence=True) is Status.OK, "the reserve is for this"
-        assert await look(4 * SEGMENT - 1), "it does not change its mind at each byte"
+        assert await look(4 * SEGMENT - 1), "the state does not flip at each byte"
         assert not await look(4 * SEGMENT)
         assert await shelf.add(MORE, 0) is Status.OK
 

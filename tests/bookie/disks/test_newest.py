@@ -1,4 +1,4 @@
-"""A bookie says which is the newest of the cluster's own ledgers that it has seen (docs/protocol.md, G27)."""
+"""A bookie reports the newest of the cluster's own ledgers that it has seen (docs/protocol.md, G27)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A start that fails at any of its steps, for want of room, by a broken disk, by the metadata store, or because it is
-told to stop, leaves a bookie that starts, in the same process or in another one, and denies nothing (B35)."""
+"""A start that fails at any step, because of a full disk, a broken disk, the metadata store or a stop: the bookie can
+start again, in the same process or another one, and denies nothing (B35)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Steps = tuple[tuple[type, str], ...]
 
 
 class Life:
-    """A bookie's process, as far as its bookie: each start has a session of its own."""
+    """A process with only the bookie; each start has its own session."""
 
     def __init__(self, world: SimWorld, tree: MemoryTree, config: dict[str, Any]) -> None:
         self._world, self._tree = world, tree
@@ -55,7 +55,7 @@ class Life:
         return await Bookie(self._world.env("b1"), self._config, store).__aenter__()
 
     async def first(self, entries: int) -> None:
-        """Several segments of one ledger."""
+        """Store several segments of one ledger."""
         bookie = await self.start()
         fragment = Fragment(EntryId(0), (bookie.id,))
         ledger = LedgerMetadata(L, Quorum(1, 1, 1), (fragment,), token=1)
@@ -65,13 +65,14 @@ class Life:
         await pause(0.2)
 
     async def last(self, entries: int, *, may_doubt: bool = False) -> None:
-        """All is there, nothing is in doubt (unless it may be), and a ledger can be written to."""
+        """Assert that everything is there, that nothing is in doubt (unless allowed), and that a ledger can be written
+        to."""
         bookie = await self.start()
         unknown = {Status.UNKNOWN_LEDGER_STATE, Status.IO_ERROR} if may_doubt else set()
         assert {await status(bookie, entry) for entry in range(entries)} <= {Status.OK, *unknown}
         assert await status(bookie, entries) in {Status.NO_ENTRY, *unknown}
         assert await add(bookie, entries) is Status.OK
-        await pause(2.5)  # whoever was not stopped has had time to do harm
+        await pause(2.5)  # a part that was not stopped has had time to do harm
         assert await add(bookie, entries + 1) is Status.OK
 
 
@@ -89,7 +90,7 @@ async def status(bookie: Bookie, entry: int) -> Status:
 
 @contextmanager
 def failing(steps: Steps, nth: int, error: BaseException) -> Iterator[Callable[[], bool]]:
-    """Let the nth of these steps fail; yields whether it came to that."""
+    """Let the nth of these steps fail. Yield whether it was reached."""
     count = 0
 
     def broken(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +110,7 @@ def failing(steps: Steps, nth: int, error: BaseException) -> Iterator[Callable[[
 
 
 class FailingStore(MemoryStore):
-    """Whose nth call does not reach the tree, or does, and its answer is lost."""
+    """A store whose nth call does not reach the tree, or reaches it and loses its answer."""
 
     def __init__(self, tree: MemoryTree, nth: int, error: BaseException) -> None:
         super().__init__(tree)
@@ -184,7 +185,7 @@ def test_start_with_a_disk_failure_at_any_step_is_repeated_by_another(config: di
             with suppress(OSError, ConfigError, NodeCrashed):
                 run(world, fail())
             crash(world)
-            run(world, life.last(20, may_doubt=steps is READS))  # what was not given may have said anything
+            run(world, life.last(20, may_doubt=steps is READS))  # the unread bytes may have said anything
             if not came:
                 assert nth > 10
                 return
@@ -223,8 +224,8 @@ def test_start_ended_by_metadata_or_stop_at_any_step_is_repeated(config: dict[st
 
 # docs/protocol.md B9
 def test_headless_segment_of_a_crash_takes_no_space_from_a_start(world: SimWorld) -> None:
-    """The one ahead has its size before its header is on the disk; and what is left of the present one may be less than
-    a start needs."""
+    """The segment ahead has its full size before its header is on disk, and the rest of the present segment may be
+    smaller than a start needs."""
     disk, config = world.node("b1").disk, tiny(segment_bytes=64 << 10)
 
     async def fill() -> None:
@@ -245,7 +246,7 @@ def test_headless_segment_of_a_crash_takes_no_space_from_a_start(world: SimWorld
 
 
 def test_small_file_without_space_leaves_no_file_open(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that waits for room tries again for as long as that takes."""
+    """A node that waits for free space retries until there is some."""
 
     def refuse(*_: object) -> None:
         raise OSError(ENOSPC, "no room")
@@ -266,12 +267,12 @@ def test_small_file_without_space_leaves_no_file_open(tmp_path: Any, monkeypatch
 def test_start_without_space_for_its_records_reports_a_full_disk(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node waits for room then; anything else would end it."""
+    """The node then waits for free space; any other error would end it."""
 
     def full(*_: object) -> None:
         raise JournalFull
 
-    monkeypatch.setattr(storage, "let_go_of_empty", full)
+    monkeypatch.setattr(storage, "release_empty_segments", full)
     for config in (ONE, SEVERAL):
         with pytest.raises(OSError, match="no space is left") as refused:
             run(world, Life(world, MemoryTree(), config).first(0))

@@ -1,4 +1,4 @@
-"""Bookies whose index files are looked at: what is on the disk, and what is in memory."""
+"""Bookies whose index files are inspected: on disk and in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sim.world.pause import pause
 L = 7
 CONFIG = tiny()
 LARGE = tiny(segment_bytes=1 << 18)
-"""A segment has several blocks of entries."""
+"""Large segments, each of which has several blocks of entries."""
 
 
 def path_of(file: int) -> str:
@@ -29,7 +29,7 @@ def payload_of(ledger: int, entry: int) -> bytes:
 
 
 async def filled(shelf: Shelf, count: int, *ledgers: int, first: int = 0) -> None:
-    """Store so many entries of each ledger, and wait until nothing is under way."""
+    """Store this many entries of each ledger, and wait until nothing is in progress."""
     for entry in range(first, first + count):
         for ledger in ledgers:
             shelf.submit(ledger, entry, payload_of(ledger, entry), recovery=True)
@@ -48,7 +48,7 @@ async def check(shelf: Shelf, count: int, *ledgers: int) -> None:
 
 
 def in_memory(shelf: Shelf) -> int:
-    """Entries whose places are in memory."""
+    """Return the number of entries whose places are in memory."""
     return sum(ledger.index.count for ledger in shelf.storage.inventory.ledgers.values())
 
 
@@ -66,7 +66,7 @@ def damaged_block(disk: SimDisk, path: str, *, ledger: int = L) -> None:
 
 
 def all_whole(inventory: Inventory) -> bool:
-    """Whether every block that lookups may meet is on the disk as it was written."""
+    """Return True if every block that lookups may read is on disk as it was written."""
     for segment in inventory.segments.values():
         for ledger, _ in inventory.sealed_in(segment):
             checkpoint = inventory.index_files.checkpoint(segment.file)

@@ -26,7 +26,7 @@ from kvstore.bookie.index.entry_index import EntryIndex
 
 SALT = 0x0123456789ABCDEF
 ENTRIES = {2: (900, 50), 40: (108, 100), 42: (500, 200)}
-"""Entry → offset and size."""
+"""Return entry → offset and size."""
 
 
 def entries() -> EntryIndex:
@@ -87,7 +87,7 @@ def test_checkpoint_reads_back() -> None:
     found, written = decode_checkpoint(HEAD, TABLE), checkpoint()
     assert found is not None
     written.files, written.ledgers[0].entries = [], None
-    assert found == written, "but for the list of the segments, and the entries, which stand elsewhere"
+    assert found == written, "except the list of segments and the entries, which are elsewhere"
     assert len(DATA) == AT + SIZE
     assert decode_list(encode_list(3, [1, 3, 4]), 3) == [1, 3, 4]
 
@@ -118,7 +118,7 @@ def test_the_bytes_do_not_change() -> None:
 
 
 def test_no_flipped_bit_and_no_cut_passes() -> None:
-    """The format's neither: what damage has changed is made again, and nobody is told of a newer build."""
+    """Nor a flipped bit in the format: a damaged file is rebuilt, and nothing reports a newer version."""
     for bit in range(8 * HEADER_SIZE):
         assert decode_checkpoint(flipped(HEAD, bit), TABLE) is None, bit
     for bit in range(8 * SIZE):
@@ -145,12 +145,12 @@ def test_block_with_a_flipped_bit_or_wrong_offset_does_not_pass() -> None:
 def test_checkpoint_format_of_a_newer_version_is_refused_by_number() -> None:
     before, where = HEAD[:8] + pack(">I", 4), HEAD[16:]
     head = before + pack(">I", crc32c(TABLE, crc32c(where, crc32c(before)))) + where
-    with pytest.raises(ValueError, match="index format 4; this build reads 1 to 3"):
+    with pytest.raises(ValueError, match="expected index format 1 to 3, got 4"):
         decode_checkpoint(head, TABLE)
 
 
 def test_version_with_format_two_takes_format_three_for_damaged() -> None:
-    """It then reads the segments. It compared the checksum of what stands behind the first 16 bytes."""
+    """It then reads the segments. It compared the checksum of the bytes after the first 16."""
     assert crc32c(DATA[16:]) != int.from_bytes(DATA[12:16], "big")
 
 
@@ -169,11 +169,11 @@ def test_checkpoint_of_format_two_is_read() -> None:
         if not 64 <= bit < 96:
             assert decode_whole(flipped(FORMAT_2, bit)) is None, bit
         elif (changed := decode_whole(flipped(FORMAT_2, bit))) is not None:
-            assert changed.format == 1, "in which it says the same"
+            assert changed.format == 1, "in which the flag has the same meaning"
 
 
 def test_checkpoint_of_format_one_contains_the_list() -> None:
-    """As it was written until the lists stood by themselves."""
+    """As it was written before lists were separate files."""
     counted = bytearray(FORMAT_2_REST)
     at = 4 + 8 + 8 + 8 + 1
     counted[at : at + 4] = pack(">I", 3)
@@ -203,7 +203,7 @@ def test_segment_list_of_format_one_is_read_and_a_newer_one_refused() -> None:
     rest = encode_list(3, [1, 3, 4])[16:]
     assert decode_list(b"kvs-segs" + pack(">II", 1, crc32c(rest)) + rest, 3) == [1, 3, 4]
     before = b"kvs-segs" + pack(">I", 3)
-    with pytest.raises(ValueError, match="format 3 of a list of segments; this build reads 1 and 2"):
+    with pytest.raises(ValueError, match="expected format 1 or 2 of a list of segments, got 3"):
         decode_list(before + pack(">I", crc32c(rest, crc32c(before))) + rest, 3)
 
 

@@ -1,4 +1,4 @@
-"""The index against a dict."""
+"""The index compared with a dict."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_distant_entry_costs_one_place_and_not_all_between() -> None:
 
 @pytest.mark.parametrize("gap", [3, 900, 1 << 16, 1 << 40])
 def test_distant_entries_cost_no_more_memory_than_near_ones(gap: int) -> None:
-    """Whoever has a ledger may add what he likes: 1,000 small entries took 786 MB of memory at one distance."""
+    """A ledger's writer may add any entries: 1,000 small entries at certain distances took 786 MB of memory."""
     index = EntryIndex()
     for entry in range(0, 2000 * gap, gap):
         index.put(entry, place_of(1, 64 + entry // gap), 50)

@@ -1,4 +1,5 @@
-"""What a bookie's index takes on the disk grows with what is stored, not with its square (docs/protocol.md, B22)."""
+"""The size of a bookie's index on disk grows linearly with the stored bytes, not with their square (docs/protocol.md,
+B22)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def index_bytes(disk: SimDisk) -> int:
 
 
 async def fill(shelf: Shelf, disk: SimDisk, count: int) -> None:
-    """Until there are so many segments."""
+    """Write until there are this many segments."""
     entry = shelf.storage.inventory.known(L).index.last + 1
     while len(segments(disk)) < count:
         assert await shelf.add(L, entry, b"x" * (4096 // PER_SEGMENT)) is Status.OK
@@ -46,7 +47,7 @@ def test_segment_list_exists_only_beside_the_newest_checkpoint(world: SimWorld) 
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
         await fill(shelf, disk, 20)
-        await pause(1)  # the list is written once the checkpoint is on the disk
+        await pause(1)  # the list is written once the checkpoint is on disk
 
     async def again() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()

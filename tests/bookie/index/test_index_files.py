@@ -1,4 +1,4 @@
-"""Entries in full segments are found by index files; these are never believed unseen, and made again when damaged
+"""Entries in full segments are found by index files, which are always verified, and rebuilt when damaged
 (docs/protocol.md, B31)."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.sim.world.disk import SimDisk, SimFile
 from tests.sim.world.env import SimWorld
 from tests.sim.world.pause import pause
 
-# What is in memory
+# Entries in memory
 
 
 def test_only_entries_of_the_open_segment_are_in_memory(world: SimWorld) -> None:
@@ -94,7 +94,7 @@ def test_old_entry_costs_one_index_read_and_a_new_one_none(world: SimWorld) -> N
         before = files.blocks_read
         for entry in range(700, 700 + BLOCK_ENTRIES // 2):
             await shelf.payload(L, entry)
-        assert files.blocks_read - before <= 1, "those beside it are in the same block"
+        assert files.blocks_read - before <= 1, "neighbouring entries are in the same block"
         before = files.blocks_read
         for entry in range(2000, 2400):
             assert await shelf.add(L, entry) is Status.OK
@@ -104,7 +104,7 @@ def test_old_entry_costs_one_index_read_and_a_new_one_none(world: SimWorld) -> N
 
 
 class Refusing:
-    """A disk that does not take index files while it is told so."""
+    """A disk that rejects index files while that is requested."""
 
     def __init__(self, disk: SimDisk) -> None:
         self._disk = disk
@@ -168,7 +168,8 @@ def test_index_file_is_not_read_before_it_is_synced(world: SimWorld) -> None:
 
 @pytest.mark.parametrize("turn", range(12))
 def test_newest_copy_counts_wherever_the_others_are(world: SimWorld, turn: int, seed: int) -> None:
-    """Adds in line, entries stored anew, entries far away, deaths, index files damaged or gone; against a dict."""
+    """Sequential adds, entries stored again, distant entries, crashes, index files damaged or missing; compared with a
+    dict."""
     random, model = Random(seed * 100 + turn), dict[tuple[int, int], bytes]()
     next_entry = {ledger: random.choice([0, 5, 1 << 40]) for ledger in (1, 2, 3)}
 
@@ -211,7 +212,7 @@ def test_newest_copy_counts_wherever_the_others_are(world: SimWorld, turn: int, 
         current = shelf.storage.journal.open_group.segment.file
         assert {file: size for file, size in live.items() if file != current} == {
             file: size for file, size in counted.items() if file != current
-        }, "what is live is known to the byte, over restarts too"
+        }, "live bytes are exact, even across restarts"
 
     for _ in range(3):
         run(world, life())
@@ -226,7 +227,7 @@ def test_newest_copy_counts_wherever_the_others_are(world: SimWorld, turn: int, 
 
 
 def test_deleted_ledgers_entries_are_not_served_to_one_of_the_same_id(world: SimWorld) -> None:
-    """Nor after a start, nor when the index file is made again from the segment, which has them still."""
+    """Also not after a start, or when the index file is rebuilt from the segment, which still has them."""
     meta = Metadata()
     meta.known = {L: metadata(L), 8: metadata(8)}
 
@@ -359,7 +360,7 @@ def test_damaged_index_is_rebuilt_from_its_segment(world: SimWorld, how: str, se
 
 
 def test_entry_lost_in_index_and_segment_is_unknown_not_absent(world: SimWorld) -> None:
-    """And stays so over restarts, until it is stored here again."""
+    """And stays unknown across restarts, until it is stored here again."""
 
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
@@ -369,7 +370,7 @@ def test_entry_lost_in_index_and_segment_is_unknown_not_absent(world: SimWorld) 
         disk.overwrite(path, 200, bytes(1500))
         damaged_block(disk, index)
         await judge(shelf)
-        assert await shelf.status(8, 80) is Status.NO_ENTRY, "its blocks are whole"
+        assert await shelf.status(8, 80) is Status.NO_ENTRY, "its blocks are intact"
 
     async def judge(shelf: Shelf) -> None:
         statuses = {await shelf.status(L, entry) for entry in range(81)}
@@ -390,7 +391,7 @@ def test_entry_lost_in_index_and_segment_is_unknown_not_absent(world: SimWorld) 
 
 
 def test_bad_sector_of_a_segment_hides_only_its_own_entries(world: SimWorld) -> None:
-    """All else of the segment is read beside it, when the index file is made again."""
+    """The rest of the segment is read around it when the index file is rebuilt."""
 
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), LARGE).start()
@@ -400,10 +401,10 @@ def test_bad_sector_of_a_segment_hides_only_its_own_entries(world: SimWorld) -> 
         disk.fail_reads(segments(disk)[0], range(200_000, 200_512))
         statuses = [await shelf.status(L, entry) for entry in range(3000)]
         assert set(statuses[:255]) == {Status.OK}, "those in the damaged block"
-        assert Status.UNKNOWN_LEDGER_STATE not in statuses, "where the others are, their blocks say"
+        assert Status.UNKNOWN_LEDGER_STATE not in statuses, "the others are found in their blocks"
         assert not shelf.storage.inventory.ledgers[L].is_limbo
         await pause(1)
-        assert statistics(shelf) == (0, 1), "it is whole again"
+        assert statistics(shelf) == (0, 1), "it is complete again"
 
     run(world, scenario())
 

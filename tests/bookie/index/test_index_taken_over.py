@@ -1,4 +1,4 @@
-"""Index directories that a former build wrote, or that are lost, are made anew at the start (docs/protocol.md, B31)."""
+"""Index directories of a former version, or lost ones, are recreated at start (docs/protocol.md, B31)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.sim.world.pause import pause
 
 
 def as_format_2(disk: SimDisk, file: int) -> None:
-    """Put the checkpoint of a segment into the format that builds before this one wrote."""
+    """Convert the checkpoint of a segment into the format of former versions."""
     checkpoint = read_checkpoint(disk, CONFIG.index_dir, file)
     assert checkpoint is not None
     parts = [
@@ -141,7 +141,7 @@ def test_start_without_any_index_holds_one_segments_entries_at_a_time(world: Sim
 
 
 def test_index_takeover_on_a_full_disk_leaves_the_reserve(world: SimWorld) -> None:
-    """The files become larger. They stay in memory until there is room (docs/protocol.md, B20 and B31)."""
+    """The files become larger. Their entries stay in memory until there is space (docs/protocol.md, B20 and B31)."""
     config = tiny(segment_bytes=16 << 10, reserve_bytes=32 << 10)
     disk, stored = world.node("b1").disk, 0
 

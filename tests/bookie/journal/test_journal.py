@@ -1,4 +1,4 @@
-"""Group commit, segments, and what the journal says about itself."""
+"""Group commit, segments, and the journal's records about itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scanned(disk: SimDisk, path: str):  # type: ignore[no-untyped-def]
 def test_groups_and_barriers_wait_while_a_certificate_is_written(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group that is on the disk behind a certificate that is not would lie behind a gap, where no start finds it."""
+    """A group that is on disk after a certificate that is not would be behind a gap, where no start finds it."""
 
     async def scenario() -> None:
         shelf = await opened(world, segment_bytes=1 << 16)
@@ -79,7 +79,7 @@ def test_groups_and_barriers_wait_while_a_certificate_is_written(
 
 
 def test_idle_journal_certifies_its_last_group(world: SimWorld) -> None:
-    """So that damage to it, later on, is not taken for a torn tail."""
+    """So that later damage to it is not taken for a torn tail."""
 
     async def scenario() -> None:
         shelf = await opened(world, segment_bytes=1 << 16)
@@ -200,7 +200,7 @@ def test_segment_created_by_another_process_is_left_alone(world: SimWorld) -> No
     with pytest.raises(NodeCrashed):
         run(world, scenario())
     ((_, reason),) = world.fatals
-    assert "somebody else has made this segment" in reason
+    assert "another process has created this segment" in reason
     disk = world.node("b1").disk
     assert b"another's" in [content(disk, path) for path in segments(disk)]
 

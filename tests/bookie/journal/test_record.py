@@ -1,4 +1,4 @@
-"""The journal's bytes: pinned, and proof against every flipped bit."""
+"""The journal's bytes: golden, and checked against every flipped bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = record.encode_file_header(FileHeader(3, SALT))
 
 
 def decoded(data: bytes, offset: int = 4096) -> bytes | None:
-    """The body of a record that passes every check."""
+    """Return the body of a record that passes every check."""
     head = record.decode_record_head(data, 0, seed=SEED, offset=offset)
     body = data[record.RECORD_HEADER_SIZE :]
     return body if head is not None and record.is_body_good(head, body) else None
@@ -72,5 +72,5 @@ def test_cut_record_does_not_pass(size: int) -> None:
 def test_an_unknown_format_is_refused_by_number() -> None:
     data = bytearray(FILE[:60])
     data[8:12] = struct.pack(">I", 9)
-    with pytest.raises(ValueError, match="format 9; this build reads 1"):
+    with pytest.raises(ValueError, match="expected journal format 1, got 9"):
         record.decode_file_header(bytes(data) + struct.pack(">I", crc32c(bytes(data))))

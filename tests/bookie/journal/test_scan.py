@@ -1,4 +1,4 @@
-"""Telling the end of the journal from a hole in it."""
+"""The distinction between the end of the journal and a hole in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE = 4
 
 
 class Built:
-    """A segment of groups; each says that the one before it is synced."""
+    """A segment of groups, each of which certifies the one before it as synced."""
 
     def __init__(self) -> None:
         self.data = bytearray(encode_file_header(FileHeader(FILE, SALT)))
@@ -93,7 +93,7 @@ def test_torn_header_of_the_last_group_ends_the_log_before_it() -> None:
     built = three_groups()
     result = built.flip(built.starts[2] + 20).scan()
     assert result.damage == []
-    assert offsets(result) == [*built.records[0], *built.records[1]], "nobody says now that the second is synced"
+    assert offsets(result) == [*built.records[0], *built.records[1]], "nothing certifies the second as synced"
 
 
 def test_last_group_that_was_cut_short_is_read_to_the_cut() -> None:
@@ -158,7 +158,7 @@ def test_bytes_after_the_end_named_by_the_next_segment_are_ignored() -> None:
 
 
 def test_valid_record_after_a_bad_one_in_the_tail_is_ignored() -> None:
-    """Groups are written one after the other, but the blocks of one reach the disk in any order."""
+    """Groups are written one after the other, but the blocks of one group reach the disk in any order."""
     built = Built().group(600, 600, 600)
     result = built.flip(built.records[0][1] + 2).scan()
     assert offsets(result) == built.records[0][:1]

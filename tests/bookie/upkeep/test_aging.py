@@ -1,4 +1,4 @@
-"""What a bookie's age goes by when something is in its way: the metadata store, a disk, a copy."""
+"""A bookie's age in the presence of failures: of the metadata store, a disk, or with a copy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DIRECTORIES = ["disk0", "disk1"]
 
 
 class Aged:
-    """A bookie's aging, a step at a time."""
+    """A bookie's aging, one step at a time."""
 
     def __init__(self, world: SimWorld, tree: MemoryTree) -> None:
         self.tree, self.stored = tree, 0
@@ -118,7 +118,7 @@ def test_directories_age_before_the_metadata_store(world: SimWorld, monkeypatch:
         known, there = await aged.ages()
         assert known == 1 == min(there), "no directory is younger than the metadata store says"
         await aged.aging.look()
-        assert await aged.ages() == (3, [3, 3]), "what was stored then still counts"
+        assert await aged.ages() == (3, [3, 3]), "bytes stored then still count"
 
     aging(world, work)
 
@@ -277,7 +277,7 @@ def test_copy_is_doubted_only_until_its_doubt_is_recorded(world: SimWorld, tree:
 
 
 def undoubted(world: SimWorld, tree: MemoryTree, **config: object) -> bool:
-    """Whether the next start doubts no directory; its survey has time to end."""
+    """Return True if the next start doubts no directory; its survey has time to end."""
 
     async def work() -> bool:
         async with started(world, tree, **config) as bookie:

@@ -1,4 +1,4 @@
-"""A bookie's doubt of a ledger ends when nothing of it can be missing any more, and not before."""
+"""A bookie's doubt of a ledger ends exactly when nothing of the ledger can be missing any more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST = 4
 
 
 async def doubting(world: SimWorld, meta: Metadata, *entries: int) -> Shelf:
-    """A bookie that has these entries of L and is in doubt about it."""
+    """Return a bookie that has these entries of L and doubts the ledger."""
     shelf = await Shelf(world.env("b1"), tiny(), meta).start()
     for entry in entries:
         assert await shelf.add(L, entry) is Status.OK
@@ -135,7 +135,7 @@ def test_completeness_counts_only_entries_that_name_the_bookie() -> None:
 
 
 def test_abandoned_entries_leave_no_doubt() -> None:
-    """Nobody has it: its ledger would be in doubt, and marked at each scrub, for ever."""
+    """Nobody has them: the ledger would be in doubt, and marked at each scrub, forever."""
     given_up = with_lost(closed(9, Fragment(EntryId(0), (ME, B2))), [EntryId(4), EntryId(5)])
     assert is_complete(given_up, ME, [(0, 4), (6, 4)])
     assert not is_complete(given_up, ME, [(0, 3), (6, 4)])
@@ -143,7 +143,7 @@ def test_abandoned_entries_leave_no_doubt() -> None:
 
 
 def test_very_many_abandoned_entries_are_skipped_at_once() -> None:
-    """All ledgers in doubt are looked at every ten seconds, on the event loop."""
+    """All ledgers in doubt are checked every ten seconds, on the event loop."""
     many = 1 << 40
     ledger = closed(many + 9, Fragment(EntryId(0), (ME, B2)))
     given_up = replace(ledger, custom=((LOST_KEY, f"4-{many}".encode()),))

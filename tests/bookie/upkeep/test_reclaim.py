@@ -1,4 +1,4 @@
-"""Deleted ledgers free their space, fences outlive them, and nothing that is wanted is lost on the way."""
+"""Deleted ledgers free their space, fences outlive them, and nothing that is needed is lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def payload_of(ledger: int, entry: int) -> bytes:
 
 
 async def fill(shelf: Shelf, count: int = 30) -> None:
-    """Three ledgers over several segments, one of them fenced at the end."""
+    """Store three ledgers over several segments, and fence one of them at the end."""
     for entry in range(count):
         for ledger in (KEPT, GONE, FENCED):
             assert await shelf.add(ledger, entry, payload_of(ledger, entry)) is Status.OK
@@ -107,7 +107,7 @@ def test_segment_with_a_sync_in_progress_is_not_taken_for_empty(world: SimWorld,
 
 @pytest.mark.parametrize("listed", [[], None])
 def test_empty_or_failed_listing_deletes_nothing(world: SimWorld, meta: Metadata, listed: object) -> None:
-    """A ledger that the list lacks is looked up by itself."""
+    """A ledger that the list lacks is looked up separately."""
 
     async def scenario() -> None:
         store = await opened(world, meta)
@@ -202,7 +202,7 @@ def test_tombstone_outlives_its_segment(world: SimWorld, meta: Metadata) -> None
 
 # docs/protocol.md B10
 def test_ledger_facts_outlive_the_only_segment_that_records_them(world: SimWorld, meta: Metadata) -> None:
-    """Fences, last-add-confirmed, admissions and doubts, of ledgers without entries too."""
+    """Fences, last-add-confirmed, admissions and doubts, also of ledgers without entries."""
     doubted, empty = 4, 5
     meta.known |= {ledger: metadata(ledger) for ledger in (doubted, empty)}
 
@@ -304,7 +304,7 @@ def test_crash_during_a_reclaim_loses_nothing(world: SimWorld, meta: Metadata, s
 def test_checkpoint_left_by_a_crash_is_removed_at_the_next_start(
     world: SimWorld, meta: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/protocol.md, B22: what is kept is bounded by what is stored."""
+    """docs/protocol.md, B22: the size of the kept files is bounded by the size of the stored entries."""
     disk = world.node("b1").disk
 
     async def reclaim() -> None:
@@ -352,7 +352,7 @@ def test_entry_stored_again_during_a_rewrite_stays(world: SimWorld, meta: Metada
 
 
 async def with_a_damaged_segment(world: SimWorld, meta: Metadata) -> Store:
-    """Of an entry that is kept, in the first segment; what else is in there has been deleted."""
+    """Damage an entry that is kept, in the first segment; everything else there has been deleted."""
     store = await opened(world, meta)
     await fill(store.shelf)
     disk = world.node("b1").disk
@@ -446,7 +446,7 @@ def test_closed_ledgers_copy_is_kept_as_long_as_its_metadata(world: SimWorld, me
 
 
 def test_copy_no_longer_named_is_kept_while_its_metadata_exists(world: SimWorld, meta: Metadata) -> None:
-    """After a repair elsewhere: it costs room, and may be the last good one."""
+    """After a repair elsewhere: the copy takes space, and may be the last good one."""
 
     async def scenario() -> None:
         store = await opened(world, meta)

@@ -1,4 +1,4 @@
-"""The scrub finds damage before a reader does, tells of it, and keeps its rate."""
+"""The scrub finds damage before a reader does, reports it, and keeps its rate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, meta: M
         _, runs = await store.shelf.entries(KEPT)
         there = {first + at for first, count in runs for at in range(count)}
         assert there == set(range(30)) - {entry}, "leaders copy here what is not in the list (docs/protocol.md, B14)"
-        assert await store.shelf.status(KEPT, entry) is Status.IO_ERROR, "it is there, nobody may call it absent"
+        assert await store.shelf.status(KEPT, entry) is Status.IO_ERROR, "it is present and must not be called absent"
         assert await store.shelf.add(KEPT, entry, payload_of(KEPT, entry), recovery=True) is Status.OK
         assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
         assert (await store.shelf.entries(KEPT))[1] == [(0, 30)]
@@ -40,7 +40,7 @@ def test_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, meta: M
 
 # docs/protocol.md B14
 def test_damage_found_by_a_read_in_the_open_segment_survives_a_round(world: SimWorld, meta: Metadata) -> None:
-    """The scrub passes over that segment: nobody else would leave the entry out of the list."""
+    """The scrub skips that segment, so only this record keeps the entry out of the list."""
 
     async def scenario() -> None:
         store = await opened(world, meta)
@@ -56,12 +56,12 @@ def test_damage_found_by_a_read_in_the_open_segment_survives_a_round(world: SimW
         assert list(scrubber.damaged) == [(KEPT, entry)]
         _, runs = await store.shelf.entries(KEPT)
         assert {first + at for first, count in runs for at in range(count)} == set(range(30)) - {entry}
-        for more in range(30, 90):  # the segment is full, and no more the open one
+        for more in range(30, 90):  # the segment is full, and no longer the open one
             assert await store.shelf.add(GONE, more, payload_of(GONE, more)) is Status.OK
         assert await scrubber.round() == 1
         disk.flip_bit(path, bit)
         assert await scrubber.round() == 0
-        assert list(scrubber.damaged) == [], "what is read again is no longer damaged"
+        assert list(scrubber.damaged) == [], "a readable entry is no longer damaged"
 
     run(world, scenario())
 

@@ -219,8 +219,8 @@ def _last_only(patch: pytest.MonkeyPatch) -> None:
         async def write(self, partition: PartitionId, listed: Any, version: int, **rest: Any) -> int:
             return await self._lists.write(partition, listed, version, **rest)
 
-        def is_crowded(self, partition: PartitionId) -> bool:
-            return bool(self._lists.is_crowded(partition))
+        def is_long(self, partition: PartitionId) -> bool:
+            return bool(self._lists.is_long(partition))
 
     async def short_sighted(self: Any, lease_ms: int, next_seq: Any, applied: Any) -> Any:
         lists, self._lists = self._lists, LastOnly(self._lists)
@@ -329,7 +329,7 @@ def _low_floor(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("nobody is told that the last entry is confirmed")
 def _silent_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LedgerHandle, "_tell_lac", lambda self, _: setattr(self, "_lac_timer", None))
+    patch.setattr(LedgerHandle, "_send_lac", lambda self, _: setattr(self, "_lac_timer", None))
 
 
 @mutant("what an answer calls for is done in the middle of something else")

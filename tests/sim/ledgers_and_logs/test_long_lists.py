@@ -13,7 +13,7 @@ from kvstore.wal import ledger_list, lists, takeover
 from kvstore.wal.config import LogConfig
 from kvstore.wal.ledger_list import LedgerList, Listed
 from kvstore.wal.list_codec import encode
-from kvstore.wal.lists import CROWDED_BYTES, LedgerLists
+from kvstore.wal.lists import LONG_LIST_BYTES, LedgerLists
 from tests.sim.ledgers_and_logs.bench import Bench, FrozenStore, P, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, opened
 
@@ -59,7 +59,7 @@ def test_log_of_thousands_of_ledgers_is_led_again(count: int) -> None:
         assert len(writer.entries.confirmed) == 20
         listed = await bench.listed()
         assert len(listed.ledgers) == count + 1, "it has grown too large to be rolled for five entries"
-        assert writer.log.statistics()["list_bytes"] < CROWDED_BYTES
+        assert writer.log.statistics()["list_bytes"] < LONG_LIST_BYTES
         data, _ = await MemoryStore(bench.tree).get(paths.partition_log(P))
         assert len(data) == writer.log.statistics()["list_bytes"]
 
@@ -84,7 +84,7 @@ def test_too_long_list_is_not_rolled_and_its_leader_continues(monkeypatch: pytes
         writer = Writer(await opened(bench.logs(SMALL)))
         await writer.append(20)
         count = len((await bench.listed()).ledgers)
-        monkeypatch.setattr(lists, "CROWDED_BYTES", 100)
+        monkeypatch.setattr(lists, "LONG_LIST_BYTES", 100)
         await writer.append(10)
         assert len((await bench.listed()).ledgers) <= count + 1
         count = len((await bench.listed()).ledgers)
@@ -98,13 +98,13 @@ def test_too_long_list_is_not_rolled_and_its_leader_continues(monkeypatch: pytes
 def test_takeover_of_nearly_full_list_waits_and_of_full_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(bench: Bench) -> None:
         await Writer(await opened(bench.logs(NEVER))).append(3)
-        monkeypatch.setattr(lists, "CROWDED_BYTES", 100)
+        monkeypatch.setattr(lists, "LONG_LIST_BYTES", 100)
         began = bench.env.clock.now()
         await opened(bench.logs(NEVER))
-        assert takeover.CROWDED_WAIT_S <= bench.env.clock.now() - began < takeover.CROWDED_WAIT_S + 5
+        assert takeover.LONG_LIST_WAIT_S <= bench.env.clock.now() - began < takeover.LONG_LIST_WAIT_S + 5
         monkeypatch.setattr(lists, "LIST_BYTES_MAX", 200)
         before = await bench.ledgers.list_ids()
-        with pytest.raises(MetadataError, match="of 200 bytes"):
+        with pytest.raises(MetadataError, match="expected at most 200"):
             await opened(bench.logs(NEVER))
         assert await bench.ledgers.list_ids() == before
 

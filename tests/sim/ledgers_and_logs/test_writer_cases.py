@@ -433,7 +433,7 @@ def test_bookie_silent_during_close_is_not_replaced() -> None:
         bench.store.freeze()
         end = bench.env.nursery.spawn(handle.close(), name="close")
         await bench.pass_time(0.01)
-        handle.give_up_on(B3, "no add of the ledger was answered")
+        handle.fail_silent(B3, "no add of the ledger was answered")
         await bench.pass_time(0.01)
         bench.store.thaw()
         await end

@@ -1,10 +1,10 @@
-"""Whose ledgers are, as a node's leaders remember it."""
+"""The owners of ledgers as a node's leaders remember them."""
 
 import pytest
 
 from kvstore.types import LedgerId, LedgerMetadata, PartitionId, Seq
 from kvstore.wal.leading import owners as owners_module
-from kvstore.wal.leading.owners import Owners
+from kvstore.wal.leading.owners import LedgerOwners
 from tests.sim.ledgers_and_logs.bench import Bench, run
 from tests.sim.ledgers_and_logs.logs import SMALL
 
@@ -13,7 +13,7 @@ ONE, TWO, THREE = (LedgerId(number) for number in (1, 2, 3))
 
 
 def test_owners_report_a_foreign_ledger_only_if_known() -> None:
-    owners = Owners()
+    owners = LedgerOwners()
     owners.note(ONE, P)
     owners.note(TWO, None)
     assert [owners.is_anothers(each, P) for each in (ONE, TWO, THREE)] == [False, True, False]
@@ -22,10 +22,10 @@ def test_owners_report_a_foreign_ledger_only_if_known() -> None:
 
 def test_owners_forget_gone_ledgers_when_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owners_module, "OWNERS_MAX", 2)
-    owners = Owners()
+    owners = LedgerOwners()
     for ledger in (ONE, TWO, THREE):
         owners.note(ledger, Q)
-    assert not owners.is_anothers(THREE, P), "there was no room for it"
+    assert not owners.is_anothers(THREE, P), "it did not fit"
     owners.keep({TWO, THREE})
     owners.note(THREE, Q)
     assert [owners.is_anothers(each, P) for each in (ONE, TWO, THREE)] == [False, True, True]

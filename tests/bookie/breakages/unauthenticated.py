@@ -1,4 +1,4 @@
-"""Ways to break what a bookie does with strangers: TLS, ids that were given, raw adds."""
+"""Ways to break a bookie's treatment of unauthenticated peers: TLS, given ids, raw adds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvstore.env import accepting, transport
 from tests.bookie.breakages.registry import hide, mutant, replace
 
 
-@mutant("becomes a bookie whose id was given and is known")
+@mutant("formats a bookie with a given id that is already known")
 def _takes_any_id() -> None:
     async def pass_over(*_: Any, **__: Any) -> None:
         """Ask nobody."""
@@ -18,7 +18,7 @@ def _takes_any_id() -> None:
     replace(identity._Identification, "_refuse_if_taken", lambda _original: pass_over)
 
 
-@mutant("takes another's start under the id that both were given for its own")
+@mutant("treats another process's start under the same given id as its own")
 def _takes_it_for_its_own() -> None:
     async def take(self: Any, cookie: Any, version: int) -> None:
         identity._note_start(self._disk, self._config.journal_dir, version, version + 1)
@@ -27,7 +27,7 @@ def _takes_it_for_its_own() -> None:
     replace(identity._Identification, "_take", lambda _original: take)
 
 
-@mutant("finishes what was begun under another id")
+@mutant("finishes a format that was begun under another id")
 def _finishes_anything() -> None:
     def make(_original: Any) -> Any:
         return lambda self, unfinished: self._read_cookie(f"{unfinished[0]}/FORMATTING") if unfinished else None
@@ -35,12 +35,12 @@ def _finishes_anything() -> None:
     replace(identity._Identification, "_begun", make)
 
 
-@mutant("serves who says that he is of another cluster")
+@mutant("serves clients of another cluster")
 def _any_cluster() -> None:
     replace(service_module.BookieConnection, "_other_cluster", lambda _original: lambda self, request: "")
 
 
-@mutant("serves what comes in the clear where connections are TLS")
+@mutant("serves plaintext requests although connections are TLS")
 def _serves_in_the_clear() -> None:
     def make(_original: Any) -> Any:
         async def at_once(_self: Any, _sock: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _serves_in_the_clear() -> None:
     replace(accepting.Acceptor, "_until_handshake", make)
 
 
-@mutant("calls a bookie that has no TLS without it")
+@mutant("connects in plaintext to a bookie without TLS")
 def _falls_back() -> None:
     def make(original: Any) -> Any:
         async def connect(self: Any, address: str, handler: Any, *, prelude: Any = None) -> Any:
@@ -79,26 +79,28 @@ def _raw_from_everybody() -> None:
     replace(service_module.BookieConnection, "_add", make)
 
 
-@mutant("takes raw adds to a ledger that has entries")
+@mutant("accepts raw adds to a ledger that has entries")
 def _raw_to_all() -> None:
-    replace(raw_adds, "is_nobodys", lambda _original: lambda *_: True)
+    replace(raw_adds, "has_no_writer", lambda _original: lambda *_: True)
 
 
-@mutant("takes raw adds where no ledger is")
+@mutant("accepts raw adds to an id without a ledger")
 def _raw_to_none() -> None:
-    replace(raw_adds, "is_nobodys", lambda original: lambda metadata, key: metadata is None or original(metadata, key))
+    replace(
+        raw_adds, "has_no_writer", lambda original: lambda metadata, key: metadata is None or original(metadata, key)
+    )
 
 
-@mutant("takes an add raw that its ledger's writer has sent")
+@mutant("accepts an add of the ledger's writer as a raw add")
 def _raw_from_the_writer() -> None:
-    replace(raw_adds, "is_nobodys", lambda original: lambda metadata, _key: original(metadata, b""))
+    replace(raw_adds, "has_no_writer", lambda original: lambda metadata, _key: original(metadata, b""))
 
 
-@mutant("believes for ever that a ledger takes raw adds")
+@mutant("trusts forever that a ledger accepts raw adds")
 def _believes_for_ever() -> None:
     replace(raw_adds, "BELIEVED_S", lambda _original: 1e9)
 
 
-@mutant("lets connections in after it has closed")
+@mutant("accepts connections after it has closed")
 def _lets_in_late() -> None:
     hide(service_module.BookieService, "is_closed", property(lambda _: False, lambda *_: None))

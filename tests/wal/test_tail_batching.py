@@ -1,4 +1,4 @@
-"""A tail gives its taker several entries together where they follow each other fast (docs/protocol.md, T13)."""
+"""A tail gives its taker several entries in one batch if they follow each other quickly (docs/protocol.md, T13)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_DELAY_S = 0.0001
 
 
 class Groups(Taker):
-    """Notes what comes together."""
+    """Records the batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_tail_gives_an_entry_after_a_pause_at_once() -> None:
             scene.append()
             while len(scene.writer.entries.confirmed) <= number:
                 await scene.bench.pass_time(NO_DELAY_S)
-            scene.writer.log.handle._tell_lac(e(number))
+            scene.writer.log.handle._send_lac(e(number))
             await scene.bench.pass_time(2 * DELAY_S)
             assert scene.given == list(range(1, number + 1))
             await scene.bench.pass_time(1.0)
@@ -113,7 +113,7 @@ def test_tail_gives_confirmed_entries_at_once_on_request() -> None:
 
 
 def rested(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rest without an end."""
+    """Make the batching delay endless."""
     monkeypatch.setattr("kvstore.wal.tailing.tail.REST_S", 1e6)
 
 

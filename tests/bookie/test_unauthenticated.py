@@ -1,5 +1,5 @@
-"""A stranger on a bookie's port: whoever speaks the protocol and has not the ledger's password changes nothing, in both
-versions of the protocol, whatever the bookie knows of the ledger (docs/protocol.md, B13)."""
+"""An unauthenticated peer on a bookie's port: a peer without the ledger's password changes nothing, in both versions of
+the protocol, whatever the bookie knows of the ledger (docs/protocol.md, B13)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def secured(state: LedgerState = LedgerState.OPEN) -> Metadata:
 
 
 async def attack(served: Served, key: bytes) -> set[Status]:
-    """What a stranger is told, who shows that key, on a connection for each version."""
+    """Return the answers to a peer with that key, on a connection for each version."""
     peer, second = await served.connect(), await served.connect()
     told = {
         Status((await peer.ask(request)).status)
@@ -57,7 +57,7 @@ async def attack(served: Served, key: bytes) -> set[Status]:
 
 
 def traces(served: Served) -> object:
-    """All that a request could have changed."""
+    """Return everything that a request could have changed."""
     storage = served.shelf.storage
     found = storage.inventory.ledgers.get(L)
     of_ledger = found and (found.key, found.is_fenced, found.is_admitted, found.lac, found.explicit_lac)
@@ -67,19 +67,19 @@ def traces(served: Served) -> object:
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED])
 @pytest.mark.parametrize("key", [KEY, b"x" * 20])
-def test_stranger_cannot_change_a_ledger_unknown_to_the_bookie(world: SimWorld, state: LedgerState, key: bytes) -> None:
+def test_peer_without_key_cannot_change_an_unknown_ledger(world: SimWorld, state: LedgerState, key: bytes) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         before = traces(served)
         assert await attack(served, key) == {Status.UNAUTHORIZED}
         assert traces(served) == before
         fenced = await peer.ask(wire.encode_read(1, L, 0, fence_key=RIGHT, context=NAMED))
-        assert fenced.status in (Status.NO_ENTRY, Status.NO_LEDGER), "who recovers it is no stranger"
+        assert fenced.status in (Status.NO_ENTRY, Status.NO_LEDGER), "a recovery has the key"
 
     serve(world, scenario, secured(state))
 
 
 @pytest.mark.parametrize("key", [KEY, b"x" * 20])
-def test_stranger_cannot_change_a_ledger_being_written(world: SimWorld, key: bytes) -> None:
+def test_peer_without_key_cannot_change_a_ledger_being_written(world: SimWorld, key: bytes) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         assert (await peer.ask(wire.encode_add(1, L, 0, RIGHT, packet(L, 0)))).status == Status.OK
         await served.shelf.storage.synced()
@@ -93,7 +93,7 @@ def test_stranger_cannot_change_a_ledger_being_written(world: SimWorld, key: byt
     serve(world, scenario, secured())
 
 
-def test_stranger_cannot_change_a_ledger_with_a_lost_key(world: SimWorld) -> None:
+def test_peer_without_key_cannot_change_a_ledger_with_a_lost_key(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         served.shelf.storage.inventory.known(L)
         before = traces(served)
@@ -104,7 +104,7 @@ def test_stranger_cannot_change_a_ledger_with_a_lost_key(world: SimWorld) -> Non
     serve(world, scenario, secured())
 
 
-def test_stranger_sets_nothing_while_an_unknown_key_cannot_be_checked(world: SimWorld) -> None:
+def test_peer_sets_nothing_while_an_unknown_key_cannot_be_checked(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         before = traces(served)
         served.meta.is_away = True
@@ -129,7 +129,7 @@ def test_known_ledger_is_fenced_while_the_metadata_store_is_away(world: SimWorld
     serve(world, scenario, secured())
 
 
-def test_stranger_cannot_spoil_a_ledger_that_does_not_exist_yet(world: SimWorld) -> None:
+def test_peer_without_key_cannot_spoil_a_future_ledger(world: SimWorld) -> None:
     meta = Metadata()
     meta.known = {L: None}
 
@@ -144,7 +144,7 @@ def test_stranger_cannot_spoil_a_ledger_that_does_not_exist_yet(world: SimWorld)
     serve(world, scenario, meta)
 
 
-def test_batched_read_of_version_two_fences_for_no_stranger(world: SimWorld) -> None:
+def test_batched_read_of_version_two_fences_only_with_the_key(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         before = traces(served)
         rest = number(L) + number(0) + number(99) + number(5, 4) + number(1000)
