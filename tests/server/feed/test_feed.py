@@ -276,18 +276,18 @@ async def test_a_partition_that_is_none_is_refused(reading: Reading) -> None:
 async def test_what_no_key_can_be_is_no_bound(reading: Reading, bounds: tuple[bytes, bytes]) -> None:
     """A megabyte of it would be kept for each watch and each place."""
     start, end = bounds
-    with pytest.raises(InvalidRequest, match="want"):
+    with pytest.raises(InvalidRequest, match="expected"):
         await reading.page("p1", 0, start=start, end=end)
-    with pytest.raises(InvalidRequest, match="want"):
+    with pytest.raises(InvalidRequest, match="expected"):
         await reading.world.watch(Interest(start, end))
 
 
 async def test_a_place_behind_the_end_is_refused_and_none_is_held_there(reading: Reading) -> None:
     last = reading.world.logs["p1"].put((b"a", b"1"))
     assert (await reading.page("p1", last)).next == last
-    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+    with pytest.raises(InvalidRequest, match=f"expected a position up to {last}, where its log ends, got {last + 1}"):
         await reading.page("p1", last + 1)
-    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+    with pytest.raises(InvalidRequest, match=f"expected a position up to {last}, where its log ends, got {last + 1}"):
         await reading.hold("h", {"p1": last + 1}, 60.0)
 
 

@@ -453,10 +453,10 @@ async def test_what_names_no_partition_of_the_cluster_is_refused(world: World) -
 async def test_a_position_behind_the_end_of_a_log_is_refused(world: World) -> None:
     """It is another cluster's: whoever waited there would miss all changes up to it."""
     last = world.logs["p1"].put((b"a", b"1"))
-    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+    with pytest.raises(InvalidRequest, match=f"expected a position up to {last}, where its log ends, got {last + 1}"):
         await world.watch(after={"p1": last + 1, "p2": 0})
     world.leave("p2")
-    with pytest.raises(InvalidRequest, match="p2: want a position up to 0, where its log ends, got 1"):
+    with pytest.raises(InvalidRequest, match="p2: expected a position up to 0, where its log ends, got 1"):
         await world.watch(after={"p1": last, "p2": 1})
 
 
