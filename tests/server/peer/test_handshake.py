@@ -43,7 +43,7 @@ async def test_who_only_says_that_he_is_a_server_is_none(cluster: Servers) -> No
     call = frames.encode(Call(1, "p1", "m", b""))
     raw = await connect(cluster)
     raw.writer.write(packed(b"KVSTORE.PEER", b"1", b"anybody", b"n2"))
-    assert await raw.read_line() == b"-ERR peer version: want 2 to 3, got '1'\r\n"
+    assert await raw.read_line() == b"-ERR peer version: expected 2 to 3, got '1'\r\n"
     raw.close()
     raw = await connect(cluster)
     raw.writer.write(hello())
@@ -161,8 +161,8 @@ def test_strangers_are_counted_and_each_address_is_logged_once_a_minute(caplog: 
             strangers.note("10.0.0.1", "why")
             strangers.note("10.0.0.2", "I am n1\nand this is a line of the log")
         assert [record.getMessage() for record in caplog.records] == [
-            "address=10.0.0.1 is not let in as a server: 'why'",
-            r"address=10.0.0.2 is not let in as a server: 'I am n1\nand this is a line of the log'",
+            "refused a server link address=10.0.0.1 reason='why'",
+            r"refused a server link address=10.0.0.2 reason='I am n1\nand this is a line of the log'",
         ]
         clock.time += SAID_AGAIN_S
         strangers.note("10.0.0.1", "why")

@@ -78,7 +78,7 @@ async def test_a_call_to_the_same_server_ends_as_one_by_a_link_does(tmp_path: Pa
         await links.close()
         with pytest.raises(OutcomeUnknown, match="stopped before"):
             await waiting
-        with pytest.raises(Unavailable, match="n1 stops"):
+        with pytest.raises(Unavailable, match="n1 is stopping"):
             await links.call(ServerId("n1"), P1, "ask", b"", PATIENCE_S)
 
 

@@ -54,7 +54,7 @@ def hello(
 async def test_another_version_is_refused_by_number(cluster: Servers) -> None:
     raw = await connect(cluster)
     raw.writer.write(hello(version=9))
-    assert await raw.read_line() == b"-ERR peer version: want 2 to 3, got '9'\r\n"
+    assert await raw.read_line() == b"-ERR peer version: expected 2 to 3, got '9'\r\n"
     raw.close()
 
 
@@ -284,7 +284,10 @@ async def test_links_of_a_lower_version_end_once_the_cluster_has_risen(
     proof, _ = caller.take(await half_open.read_line())
     peers.versions = Fixed(cluster=2)
     half_open.writer.write(proof)
-    assert await half_open.read_line() == b"-ERR peer version: want at least 3, got 2: the cluster has risen\r\n"
+    assert (
+        await half_open.read_line()
+        == b"-ERR peer version: expected at least 3, got 2; the cluster version has risen\r\n"
+    )
     assert len(peers._connections) == 1, "the link of before is still there"
     peers.end_outdone()
     with suppress(ConnectionResetError):

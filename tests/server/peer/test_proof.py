@@ -72,7 +72,7 @@ def test_what_is_said_byte_by_byte() -> None:
     [
         (of(N1, cluster="c2"), of(N2), "this server is of another cluster"),
         (of(N1), of(N3), "this is server n3, not 'n2'"),
-        (of(N2), of(N2), "want another server, got 'n2'"),
+        (of(N2), of(N2), "expected another server, got 'n2'"),
         (of(N1, OTHER_KEY), of(N2), "not proven: the cluster's secret is another one"),
         (of(N1), of(N2, OTHER_KEY), "not proven: the cluster's secret is another one"),
     ],
@@ -103,7 +103,7 @@ def test_while_the_secret_is_changed_both_are_accepted() -> None:
 
 def test_another_version_is_refused_by_number_whatever_else_it_says() -> None:
     for said in ([b"1", b"n1", b"n2"], [b"4", b"n1", b"n2", b"c1", bytes(32), b"more"]):
-        with pytest.raises(HandshakeRefused, match="peer version: want 2 to 3, got"):
+        with pytest.raises(HandshakeRefused, match="peer version: expected 2 to 3, got"):
             CalledSide(of(N2), said)
 
 
@@ -129,7 +129,7 @@ def test_an_answer_that_was_recorded_is_of_no_use_again() -> None:
     answer = called.take(calling.take(called.nonce())[0])
     again = CallingSide(of(N1), N2)
     again.take(called.nonce())
-    with pytest.raises(FrameError, match="who answers for n2 does not know the cluster's secret"):
+    with pytest.raises(FrameError, match="the process at the address of n2 does not know the cluster's secret"):
         again.take(answer)
 
 
@@ -152,7 +152,7 @@ def test_a_server_is_not_made_to_prove_what_another_one_needs() -> None:
 def test_nothing_is_taken_behind_a_proof_before_it_was_answered(size: int) -> None:
     called = CalledSide(of(N2), words(CallingSide(of(N1), N2).hello()))
     assert called.take(bytes(PROOF_BYTES - 1)) == b""
-    with pytest.raises(HandshakeRefused, match="a proof of 32 bytes and then silence"):
+    with pytest.raises(HandshakeRefused, match="a proof of 32 bytes and nothing more"):
         called.take(bytes(size))
 
 
@@ -189,5 +189,5 @@ def test_nobody_in_between_lowers_the_version_of_a_link() -> None:
 
 # docs/protocol.md V2
 def test_who_cannot_do_what_the_cluster_does_is_refused() -> None:
-    with pytest.raises(HandshakeRefused, match="peer version: want 3, got '2'"):
+    with pytest.raises(HandshakeRefused, match="peer version: expected 3, got '2'"):
         CalledSide(of(N2), words(CallingSide(of(N1), N2, 2).hello()), least=3, most=3)

@@ -111,7 +111,7 @@ async def test_what_was_announced_and_never_comes_is_let_go(tmp_path: Path) -> N
 
 async def test_an_announcement_that_is_none_is_refused_and_the_link_stays(tmp_path: Path) -> None:
     async with two(tmp_path, "n1", "n2") as both:
-        with pytest.raises(InvalidRequest, match="want numbers of operations and traceparents"):
+        with pytest.raises(InvalidRequest, match="expected numbers of operations and traceparents"):
             await both.n1.links.call(ServerId("n2"), TRACES, EXPECT, b"\xc1", PATIENCE_S)
         with pytest.raises(NotLeader):
             await both.n2.links.call(ServerId("n1"), "nowhere", EXPECT, b"", PATIENCE_S)  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ async def test_an_operation_that_the_other_server_turns_away_ends_its_span_there
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode([[1, 2]]), msgspec.msgpack.encode([[-1, "x"]])])
 def test_garbage_is_no_announcement(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="want numbers of operations"):
+    with pytest.raises(InvalidRequest, match="expected numbers of operations"):
         expected(body, {})
 
 
@@ -152,5 +152,5 @@ def test_a_link_holds_so_many_announcements_the_latest() -> None:
 
 def test_too_many_in_one_announcement_are_refused() -> None:
     body = msgspec.msgpack.encode([[number, PARENT] for number in range(traced.ANNOUNCED_MAX + 1)])
-    with pytest.raises(InvalidRequest, match="want numbers of operations"):
+    with pytest.raises(InvalidRequest, match="expected numbers of operations"):
         expected(body, {})
