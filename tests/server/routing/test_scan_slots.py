@@ -74,7 +74,7 @@ async def test_a_scan_that_is_read_keeps_its_place_and_one_more_is_refused_in_th
         waiting = asyncio.ensure_future(one_more())
         await asyncio.sleep(0)
         time.now += WAIT_S
-        with pytest.raises(Overloaded, match="1 scans are under way"):
+        with pytest.raises(Overloaded, match="1 scans are running"):
             await waiting
     await one_more()
 
@@ -161,6 +161,6 @@ async def test_oldest_of_the_scans_that_may_begin_is_first() -> None:
 async def test_scans_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_slots, "SCANS_MAX", 0)
     monkeypatch.setattr(scan_slots, "WAITING_MAX", 0)
-    with pytest.raises(Overloaded, match="0 scans wait"):
+    with pytest.raises(Overloaded, match="0 scans already wait"):
         async with ScanSlots(Time()).place():
             pass
