@@ -67,7 +67,7 @@ async def test_server_of_another_cluster_is_skipped(tmp_path: Path, monkeypatch:
 
 
 async def test_page_at_its_bound_does_not_wait(reading: Reading) -> None:
-    """What comes then is beyond it. Each partition without a key of the range cost a micro-batch the whole wait."""
+    """Later entries are beyond the bound. Each partition without a matching key used to cost the whole wait."""
     last = reading.world.logs["p1"].put(*((b"a%d" % each, b"") for each in range(5)))
     for after in (0, last):
         page = await reading.page("p1", after, until=last, wait_ms=20_000, start=b"x", end=b"y", timeout_s=1.0)

@@ -76,7 +76,7 @@ async def test_watch_begins_now(world: World) -> None:
 
 async def test_seen_changes_are_not_repeated(world: World) -> None:
     log = world.logs["p1"]
-    log.shown = 0  # this server has not heard of it yet
+    log.shown = 0  # this server does not know of it yet
     log.put((b"a", b"1"))
     following = await world.watch(seen={"p1": 1})
     log.shown = None
@@ -346,7 +346,7 @@ def handed(world: World, key: bytes, *, seq: int) -> tuple[Release, Own]:
 async def test_entries_of_new_owner_wait_for_former_owner(world: World) -> None:
     following = await world.watch()
     old, new = world.logs["p1"], world.logs["p2"]
-    old.shown = 0  # slow: only the new owner's log is heard of
+    old.shown = 0  # slow: this server knows only of the new owner's log
     old.put((b"k", b"1"))
     release, own = handed(world, b"k", seq=1)
     old.record(release)

@@ -1,4 +1,4 @@
-"""Who says on the Redis port that he is a server, and is none (docs/protocol.md H8)."""
+"""Connections to the Redis port that claim to be a server and are none (docs/protocol.md H8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose certificate is a server's."""
+"""Which certificates identify a server."""
 
 from __future__ import annotations
 

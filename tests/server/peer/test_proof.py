@@ -25,7 +25,7 @@ def of(server: ServerId, *keys: bytes, cluster: str = "c1") -> Credentials:
 
 
 def words(hello: bytes) -> list[bytes]:
-    """Of the greeting, behind the first, as the Redis door gives them."""
+    """Return the words of the greeting after the first, as the Redis interface passes them."""
     lines, found = hello.split(b"\r\n", 1)[1], []
     while lines:
         size, _, lines = lines.partition(b"\r\n")
