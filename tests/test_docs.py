@@ -1,4 +1,4 @@
-"""What documents and comments point at is there: files, rules of the protocol, packages."""
+"""References in documents and comments are valid: files, rules of the protocol, packages."""
 
 from __future__ import annotations
 

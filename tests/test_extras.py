@@ -1,4 +1,4 @@
-"""What people are told to type when a part is not installed."""
+"""The install command that is shown if an optional part is not installed."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_pyarrow_comes_with_numpy() -> None:
 
 
 def test_project_has_name_and_license() -> None:
-    """On PyPI `kvstore` is somebody else's: nobody may be told to install that."""
+    """On PyPI `kvstore` belongs to somebody else: no instruction may name it for installation."""
     project = PROJECT["project"]
     assert project["name"] == "kvstore-log"
     assert project["license"] == "Apache-2.0"

@@ -36,13 +36,13 @@ DECIDING = {
     *(f"kvstore/meta/{name}.py" for name in ("codec", "paths")),
     "kvstore/partition/state/commands.py",
 }
-DECIDES = re.compile(r"\bDecides\s+only\b|\bPure\b(?! except)")
+DECIDES = re.compile(r"\bDecides\s+only\b|\bPure\b(?! (except|except) )")
 DOING = {
     *("asyncio", "grpc", "kazoo", "os", "random", "rocksdict", "secrets", "selectors", "socket", "subprocess"),
     *("threading", "time", "uuid", "uvloop"),
 }
 
-# What makes one seed give two runs. The env ports offer each of them in a form that the simulation can repeat.
+# Calls that make two runs of one seed differ. The env ports offer each of them in a form the simulation can repeat.
 NONDETERMINISTIC = re.compile(
     r"asyncio\.(TaskGroup|wait|as_completed|create_task|ensure_future|gather)"
     r"|.*loop\.create_task"
@@ -82,7 +82,7 @@ GIVEN_ADDRESSES = (
     "kvstore/rpc/front.py",  # loopback
 )
 
-# Nothing there may go by what one machine's wall clock says: but for the judge, and for what people are shown.
+# These may not depend on one machine's wall clock, except for the clock judge and for times shown to people.
 GO_BY_DATES = ("kvstore/partition/", "kvstore/server/", "kvstore/wal/")
 READ_WALL_CLOCKS = {
     *(

@@ -201,8 +201,8 @@ def test_a_pin_ends_by_itself(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"id": "a/b"}, "want a pin's id"),
-        ({"id": "x" * 65}, "want a pin's id"),
+        ({"id": "a/b"}, "expected a pin id"),
+        ({"id": "x" * 65}, "expected a pin id"),
         ({"partitions": ["p9"]}, "no partition p9"),
         ({"ttl_s": 100_000}, "at most 86400000 ms"),
     ],

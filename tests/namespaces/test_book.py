@@ -1,4 +1,4 @@
-"""What servers tell each other of namespaces, and by how much a quota can be exceeded for it."""
+"""Servers report namespace usage to each other, which bounds by how much a quota can be exceeded."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_reused_name_with_another_prefix_starts_empty() -> None:
     book.take(NamespaceTable())
     book.take(NamespaceTable(namespaces=(Namespace(name="n", prefix=b"other/", keys_max=7),)))
     assert book.used("n").keys == 0
-    late = decode(former)  # of a server that has not heard of it
+    late = decode(former)  # from a server that does not know of it yet
     book.take_reports(late.reports, late.marks)
     assert book.used("n").keys == 0
     own.amounts = {}
@@ -150,7 +150,7 @@ def test_quota_is_exceeded_at_most_by_admissions_between_reports(seed: int) -> N
     for partition, (server, led) in leads.items():
         books[server].lead(partition, led)
     untold = {(teller, hearer): 0 for teller in range(3) for hearer in range(3) if teller != hearer}
-    """Keys admitted at the first that the second has not heard of."""
+    """Number of keys admitted by the first server that have not been reported to the second."""
     exceeded = 0
     for number in range(3000):
         server, led = leads[random.choice(sorted(leads))]

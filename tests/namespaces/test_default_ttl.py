@@ -1,4 +1,4 @@
-"""What has a time to live of its namespace, and what has none because it was there without one."""
+"""Keys get the default time to live of their namespace, except keys that already existed without one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TTL_MS = 5_000
 
 
 def rewrite(p: Partition, *words: bytes) -> bytes:
-    """Carry a command of the Redis door out against the leader."""
+    """Execute a command of the Redis interface against the leader."""
 
     async def ask(op: Op) -> Any:
         result = p.do(op)

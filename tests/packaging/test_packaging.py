@@ -252,7 +252,7 @@ def test_unit_starts_node_without_timeout() -> None:
 
 
 def test_boot_does_not_wait_for_a_node() -> None:
-    """It may wait for what is started behind the boot. What else systemd's default dependencies say is said."""
+    """Boot may wait only for units that start after it. Other default dependencies of systemd are stated explicitly."""
     assert directives("DefaultDependencies") == ["no"]
     assert directives("Requires") == ["sysinit.target"]
     assert "sysinit.target basic.target" in directives("After")
@@ -335,7 +335,7 @@ def answering(tls: Tls | None = None, host: str = "127.0.0.1") -> Iterator[int]:
 
 @pytest.mark.parametrize(("host", "words"), [("::1", ()), ("127.0.0.2", ("127.0.0.2",))])
 def test_health_check_asks_the_listening_address(host: str, words: tuple[str, ...]) -> None:
-    """At loopback of IPv6, which is all that a wildcard of IPv6 has; or at an address that it is told."""
+    """It asks the IPv6 loopback address, the only one if the server listens on the IPv6 wildcard, or its argument."""
     command = [sys.executable, "-I", str(PACKAGING / "container" / "health.py"), "/healthz"]
 
     def code(port: int) -> int:

@@ -215,8 +215,8 @@ class Wire:
 
 
 async def test_immediate_server_bytes_are_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """uvloop gives a protocol its first bytes before whoever has connected goes on; gRPC's server speaks first. That
-    was an error in the connection's callback, and its end."""
+    """uvloop passes the first bytes to a protocol before the connecting task continues, and gRPC servers send first.
+    This used to raise an error in the connection's callback and close the connection."""
     front = module.Front(1, lambda: None)
     relay, outer, inner = module._Relay(front, 1, 2), Wire(), Wire()
     relay.connection_made(outer)
@@ -270,8 +270,8 @@ async def test_network_with_fewer_connections_gets_a_slot() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.PREFER, Mode.REQUIRE])
 async def test_caller_of_forwarded_call_is_the_client(files: Files, mode: Mode) -> None:
-    """gRPC sees the front as every caller: lines of the audit log, limits per network and delays after wrong passwords
-    went by loopback."""
+    """gRPC sees the front as the peer of every call. Audit lines, limits per network and delays after wrong passwords
+    used to apply to the loopback address."""
     async with served_by(files, mode=mode) as (_, port, front), channel(files, port, tls=True) as one:
         call = one.unary_unary(METHOD)(b"x", timeout=PATIENCE_S)
         told = dict(await call.initial_metadata() or ())

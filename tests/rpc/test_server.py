@@ -1,4 +1,4 @@
-"""A server's health follows what it is told, and a port that is taken is an error."""
+"""The health service reports the state that the server sets, and a port in use is an error."""
 
 import asyncio
 import struct
@@ -54,7 +54,7 @@ async def test_port_in_use_is_an_error(server: tuple[GrpcServer, int]) -> None:
 
 
 async def test_one_connection_cannot_use_all_calls(server: tuple[GrpcServer, int]) -> None:
-    """What the server tells in its first frame: HTTP/2's SETTINGS_MAX_CONCURRENT_STREAMS."""
+    """The server's first frame contains HTTP/2's SETTINGS_MAX_CONCURRENT_STREAMS."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server[1])
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
     header = await reader.readexactly(9)

@@ -1,4 +1,4 @@
-"""gRPC is told addresses in place of names, and the names stay what certificates are verified against."""
+"""gRPC gets addresses instead of names, and certificates are still verified against the names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What doors and dispatchers are tested against: the real state and leader of each partition, over a log in memory."""
+"""Backends for tests of interfaces and dispatchers: real state and leaders of partitions over a log in memory."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ class OneServer:
         self.partitions = {each: LedPartition(env, each) for each in ids}
         self._now = env.clock.now
         self.submitted: list[Op] = []
-        """What came; reads that were answered at once too."""
+        """Submitted operations, including reads that were answered at once."""
         self.held_reads: list[tuple[Op, Sink, int]] | None = None
         """A list: reads are kept in it instead of being done."""
         self.failure: StoreError | None = None
-        """What every operation ends with, if any."""
+        """The error with which every operation ends, if any."""
 
     async def start(self) -> None:
         for each in self.partitions.values():

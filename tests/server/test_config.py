@@ -48,7 +48,7 @@ def test_every_fault_is_named_at_once() -> None:
     "hiding", [{"rols": 1}, {"log": {"quorums": [3, 3, 2]}}, {"data_dir": None}], ids=["unknown", "nested", "missing"]
 )
 def test_unknown_and_missing_names_hide_no_other_fault(hiding: dict[str, Any]) -> None:
-    """`node check` was run, mended and run again, once for each kind of fault."""
+    """Each kind of fault used to need another run of `node check`."""
     table = {**GOOD, "http": "nowhere", "repair_after_s": -1, "storage": {"scrub_first_s": 0.5, "index": "x"}} | hiding
     found, faults = toml.build_or_faults(
         {name: value for name, value in table.items() if value is not None}, NodeConfig

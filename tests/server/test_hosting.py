@@ -1,4 +1,4 @@
-"""What becomes of replicas that the ring assigns here. Most of it is shown in the simulation."""
+"""Hosting of the replicas that the ring assigns to this server. The simulation covers most of it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ NUMBERS = list(numbers())
 
 
 def faults_with(name: str, value: float) -> list[str]:
-    """What a file with one setting is told about it."""
+    """Return the faults that are reported for a file with one setting."""
     table: dict[str, Any] = dict(GOOD)
     *sections, last = name.split(".")
     inner = table
@@ -123,7 +123,7 @@ def test_conflicting_settings_are_refused(settings: dict[str, Any], fault: str) 
 
 
 def test_leader_limits_fit_into_log_and_bookie_limits() -> None:
-    """What is beyond the log's bound loses the log, and what a bookie cannot take loses the bookie."""
+    """An entry above the log's limit stops the log, and an entry above the bookie's limit stops the bookie."""
     assert 2 * IN_FLIGHT_LIMIT <= ALL_IN_FLIGHT_MAX < IN_FLIGHT_MAX <= BEYOND // 2
     assert IN_FLIGHT_LIMIT * PartitionConfig().entry_bytes_max <= IN_FLIGHT_BYTES_LIMIT
     bookie = BookieConfig(name="b1")

@@ -1,4 +1,4 @@
-"""What a supervisor hears of a node (sd_notify): what it waits for, that it is ready, that its loop runs, its end."""
+"""Notifications of a node to its supervisor (sd_notify): waiting, ready, loop running, stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a node's disks can be written to is found out by writing, on file systems that lack something."""
+"""The write probe finds disks that cannot be written to, on file systems that lack some operations."""
 
 from __future__ import annotations
 

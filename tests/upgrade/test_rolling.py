@@ -83,15 +83,15 @@ class Releases:
 
 
 async def version(stage: RingStage, *words: str) -> Any:
-    """What an operator's command says."""
+    """Return the output of an operator's command."""
     code, document = await stage.command("cluster", "version", *words)
     assert code == 0
     return document
 
 
 async def waits_for(stage: RingStage, why: str) -> Any:
-    """What is said of the version, once it waits for this first: a node may be heard of late, or be gone for a
-    moment."""
+    """Return the version status once the version waits for this first. Before, reports of a node may be late, or it may
+    be absent for a moment."""
     said: Any = None
 
     async def is_said() -> bool:

@@ -1,4 +1,4 @@
-"""The rule for when the cluster version rises, and to which version (docs/protocol.md V1). Decides only."""
+"""Determines when the cluster version rises, and to which version (docs/protocol.md V1). Decides only."""
 
 from __future__ import annotations
 

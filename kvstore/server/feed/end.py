@@ -1,4 +1,4 @@
-"""How far a partition has come, as its leader says: whoever follows its log may not know yet."""
+"""Asks a partition's leader how far the partition has come, because followers of its log may lag behind."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from kvstore.server.routing.backend import Backend
 from kvstore.types import PartitionId
 
 ANSWER_S = 1.5
-"""Clients give a server 2 s by default, and go on to the next one: by then they shall know what does not answer."""
+"""Timeout of an answer. Clients give a server 2 s by default and then try the next one; they should have the error by
+then."""
 
 
 async def latest_of(clock: Clock, backend: Backend, partition: PartitionId) -> int:
-    """No less than any sequence acknowledged before: a read of a key tells, once its leader has answered.
-    Raises StoreError, Unavailable after a while."""
+    """Return a sequence at least as high as any acknowledged before: the leader's answer to a read of a key establishes
+    that. Raises StoreError, Unavailable after a while."""
     op = (Code.SCAN, b"\0", b"\0\0", 1, int(Flag.KEYS_ONLY), int(Level.LINEARIZABLE), 0)
     deadline = clock.now() + ANSWER_S
     while True:
@@ -26,6 +27,6 @@ async def latest_of(clock: Clock, backend: Backend, partition: PartitionId) -> i
                 await ask(backend, op, partition)
             return backend.progress(partition)[0]
         except Moved:
-            await asyncio.sleep(0.02)  # it is just getting or giving away a range
+            await asyncio.sleep(0.02)  # it is just taking over or releasing a range
         except TimeoutError:
             raise Unavailable(f"partition {partition}: its leader does not answer") from None

@@ -1,4 +1,4 @@
-"""The change feeds on this server: tails shared by those who watch, places in logs, the newest ring."""
+"""The change feeds on this server: tails shared by watches, positions in logs, and the latest ring."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WATCHES_MAX = 1_000
-"""Watches at a time; more are refused."""
+"""Maximum number of concurrent watches; further ones are refused."""
 LOG_READS_MAX = 8
-"""Readers of logs, behind the windows, that read at a time. The others wait their turn."""
+"""Maximum number of concurrent readers of logs beyond the windows. Further readers wait."""
 LINGER_S = 10.0
-"""How long a tail goes on when nobody watches any more."""
+"""Time for which a tail continues without watches."""
 OPEN_S = 2.0
-"""How long a reader waits for a tail to open. Clients leave a server that has said nothing for 2.5 s, by default: by
-then it has said which log cannot be read. The tail goes on meanwhile, for who comes again."""
+"""Time that a reader waits for a tail to open. By default clients leave a server that has sent nothing for 2.5 s, so by
+then the server reports which log cannot be read. The tail keeps opening meanwhile, for clients that come back."""
 FOLLOWS_MAX = 8
-"""Places of one watch that are looked for at a time: each takes several reads, one after another."""
+"""Maximum number of positions that one watch looks up at once. Each takes several sequential reads."""
 
 
 class Feeds:
-    """`close` ends what it has started."""
+    """The feeds of one server. `close` ends what it has started."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Feeds:
         cluster: str = "",
     ) -> None:
         self.ring = known_ring
-        """The newest that this server has read."""
+        """Return the latest ring that this server has read."""
         self.latest = latest
-        """How far a partition of the ring has come, as its leader says."""
+        """Return how far a partition of the ring has come, according to its leader."""
         self.watches_total = 0
         self.changes_total = 0
         self.pages_total = 0
@@ -84,7 +84,7 @@ class Feeds:
         }
 
     def look_at_ring(self) -> None:
-        """The topology has changed. Partitions that have joined or left are followed or let go at once."""
+        """React to a change of the topology: watches follow new partitions and leave removed ones at once."""
         version = self.ring().version
         if version != self._ring_version:
             self._ring_version = version
@@ -92,9 +92,12 @@ class Feeds:
                 wake()
 
     def admit(self, wake: Callable[[], None]) -> None:
-        """Count a watch in; `wake` is called when the ring has changed. Raises Overloaded."""
+        """Register a watch; `wake` is called when the ring has changed. Raises Overloaded."""
         if self.watches >= WATCHES_MAX:
-            raise Overloaded(f"{self.watches} watches are open at this server, at most {WATCHES_MAX}")
+            raise Overloaded(
+                f"expected at most {WATCHES_MAX} watches on one server, {self.watches} are open; retry on another "
+                "server"
+            )
         self._woken_by_ring[wake] = None
         self.watches_total += 1
 
@@ -106,7 +109,7 @@ class Feeds:
         return len(self._woken_by_ring)
 
     async def newest_ring(self) -> Ring:
-        """As it is in the metadata store now. Raises MetadataError."""
+        """Return the ring as it is in the metadata store now. Raises MetadataError."""
         await self._store.sync(paths.RING)
         data, _ = await self._store.get(paths.RING)
         ring = codec.decode(data)
@@ -114,11 +117,11 @@ class Feeds:
         return known if known.version > ring.version else ring
 
     async def left(self, ring: Ring) -> list[PartitionId]:
-        """Partitions that have left this ring and whose logs are still kept. Raises MetadataError."""
+        """Return the partitions that have left this ring and whose logs are kept. Raises MetadataError."""
         return [each for each in await partitions_kept(self._store) if each not in ring.partitions]
 
     async def cluster(self) -> str:
-        """The cluster's identity. Raises MetadataError, ConfigError."""
+        """Return the cluster's identity. Raises MetadataError, ConfigError."""
         self._cluster = self._cluster or await LayoutStore(self._store).instance_id()
         return self._cluster
 
@@ -130,7 +133,8 @@ class Feeds:
 
     @asynccontextmanager
     async def _joining(self, partition: PartitionId) -> AsyncIterator[LiveTail]:
-        """The partition's tail, once it knows where the log ends; it goes on meanwhile. Raises Unavailable."""
+        """Enter with the partition's tail once it knows the end of the log, and keep the tail alive meanwhile. Raises
+        Unavailable."""
         found = self._tails.get(partition)
         if found is None:
             tail = LiveTail(partition, self._logs)
@@ -155,8 +159,8 @@ class Feeds:
     async def cursor(
         self, partition: PartitionId, after: int | None, interest: Interest, wake: Callable[[], None]
     ) -> FeedCursor:
-        """A reader behind `after`, or behind the end as it is now. Raises PositionTrimmed, InvalidRequest if the log
-        has not come so far, Unavailable, MetadataError."""
+        """Return a reader of the changes after `after`, or after the current end. Raises PositionTrimmed, Unavailable,
+        MetadataError, and InvalidRequest if the log has not reached `after`."""
         async with self._joining(partition) as tail:
             if after is not None and after > tail.seq:
                 await self._check_reached(partition, after)
@@ -169,8 +173,8 @@ class Feeds:
             return FeedCursor(tail, self._logs, self._turns, interest, wake, position, seq)
 
     async def _check_reached(self, partition: PartitionId, after: int) -> None:
-        """Check that the log has come to the reader's position. Another server may have shown it before this one knows
-        of it, but a reader ahead of the log would miss everything up to there."""
+        """Check that the log has reached the reader's position. Another server may have shown the position before this
+        server knows it, but a reader ahead of the log would miss everything up to there."""
         if (await self.newest_ring()).has_left(partition):
             found = await self._found_end(partition)
             if oldest_of(found) < 0:
@@ -180,12 +184,14 @@ class Feeds:
             latest = await self.latest(partition)
         if after > latest:
             raise InvalidRequest(
-                f"partition {partition}: want a position up to {latest}, where its log ends, got {after}: it is one of "
+                f"partition {partition}: expected a position up to {latest}, where its log ends, got {after}, which "
+                "belongs to "
                 "another cluster"
             )
 
     async def _behind(self, partition: PartitionId, after: int) -> Position:
-        """Right before the last entry that begins at `after` or before: it may go on behind."""
+        """Return the position right before the last entry that begins at or before `after`, because that entry may
+        continue after it."""
         found = await self._search(partition, lambda payload: first_seq_of(payload) <= after)
         oldest = oldest_of(found)
         if not found.listed.ledgers and not after and await self._never_logged(partition):
@@ -198,8 +204,8 @@ class Feeds:
     async def cursor_at(
         self, partition: PartitionId, time_ms: int, interest: Interest, wake: Callable[[], None]
     ) -> FeedCursor:
-        """A reader of all that was logged at a record time or later. Raises PositionTrimmed if that may not be all
-        there is."""
+        """Return a reader of everything logged at a record time or later. Raises PositionTrimmed if part of it may have
+        been trimmed."""
         async with self._joining(partition) as tail:
             found = await self._search(partition, lambda payload: time_of(payload) < time_ms)
             if found.payload is None and oldest_of(found) != 0:
@@ -214,13 +220,14 @@ class Feeds:
             raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
 
     async def end(self, partition: PartitionId) -> tuple[Position, Seq, int]:
-        """Where the log ends, and the least sequence that can be read behind. Raises Unavailable, MetadataError."""
+        """Return the end of the log, and the lowest sequence from which it can be read. Raises Unavailable,
+        MetadataError."""
         found = await self._found_end(partition)
         position, seq, _ = end_of(found)
         return position, seq, max(0, oldest_of(found))
 
     async def ends(self, partition: PartitionId) -> tuple[int, Seq] | None:
-        """The least sequence that a partition that has left can be read behind, and its last one; None if its log is
+        """Return the lowest readable sequence and the last sequence of a partition that has left; None if its log is
         gone. Raises Unavailable, MetadataError."""
         found = await self._found_end(partition)
         if found.listed.ledgers:
@@ -228,8 +235,8 @@ class Feeds:
         return (0, Seq(0)) if await self._never_logged(partition) else None
 
     async def _never_logged(self, partition: PartitionId) -> bool:
-        """Of a partition of which no log was found: that it never had one. Else it was removed, and that comes after
-        the ring has forgotten the partition (retirement.py)."""
+        """Return True if a partition without a log never had one. Otherwise its log was removed, which happens only
+        after the ring has forgotten the partition (retirement.py)."""
         if partition in await partitions_kept(self._store):
             return True
         return partition in (await self.newest_ring()).partitions
@@ -241,13 +248,13 @@ class Feeds:
             raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
 
     async def drop(self, cursor: FeedCursor) -> None:
-        """The reader has left."""
+        """Close a reader."""
         self.log_reads += cursor.log_reads
         await cursor.close()
         self._linger(cursor.partition)
 
     def _linger(self, partition: PartitionId) -> None:
-        """Look later whether anybody still watches."""
+        """Check later whether the tail still has readers."""
         timer = self._idle.pop(partition, None)
         if timer is not None:
             timer.cancel()
@@ -255,15 +262,15 @@ class Feeds:
 
     def _end_if_idle(self, partition: PartitionId) -> None:
         self._idle.pop(partition, None)
-        found = self._tails.get(partition)  # None: it has ended while its last reader was leaving
+        found = self._tails.get(partition)  # None if it ended while its last reader was leaving
         if found is not None and not found[0].is_watched:
             del self._tails[partition]
             found[1].cancel()
 
 
 async def in_each(wanted: Sequence[T], work: Callable[[T], Awaitable[None]]) -> None:
-    """Do the work for all of them, FOLLOWS_MAX at a time. Raises the error of the first in which it failed, of
-    those that had begun by then."""
+    """Do the work for each item, FOLLOWS_MAX at a time. Raises the error of the first failed item, of those that had
+    begun."""
     places = iter(range(len(wanted)))
     failures: dict[int, StoreError] = {}
 
@@ -276,7 +283,7 @@ async def in_each(wanted: Sequence[T], work: Callable[[T], Awaitable[None]]) -> 
             except StoreError as error:
                 failures[place] = error
 
-    mine = TaskNursery("follow")  # nothing of it goes on when the caller has left
+    mine = TaskNursery("follow")  # no work continues after the caller has left
     tasks = [mine.spawn(some(), name="some") for _ in range(min(FOLLOWS_MAX, len(wanted)))]
     try:
         for task in tasks:
@@ -288,7 +295,7 @@ async def in_each(wanted: Sequence[T], work: Callable[[T], Awaitable[None]]) -> 
 
 
 def _in_window(tail: LiveTail, after: int) -> Position:
-    """The last entry that a reader who stands at `after`, in the window, does not have to see."""
+    """Return the last entry in the window that a reader at `after` does not need."""
     position = tail.floor
     for entry in tail.window:
         if entry.is_behind(after):

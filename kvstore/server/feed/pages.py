@@ -1,4 +1,4 @@
-"""Pages of one partition's feed, in columns: for readers who keep their positions themselves. Decides only."""
+"""Builds pages of one partition's feed in columnar form, for readers that keep their own positions. Decides only."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kvstore.proto import feed_pb2
 ROWS_DEFAULT, BYTES_DEFAULT = 10_000, 1 << 20
 ROWS_MAX, BYTES_MAX = 50_000, 5 << 19
 ROW_BYTES = 40
-"""Of a change beside key and value, at most."""
+"""Maximum bytes of a change in addition to its key and value."""
 
 
 def interest_in(start: bytes, end: bytes) -> Interest:
-    """The keys that a reader asks for. Raises InvalidRequest; a bound is at most the longest key and a zero byte."""
+    """Return the requested keys. Raises InvalidRequest. A bound may be the longest key plus a zero byte."""
     for bound in (start, end):
         if len(bound) > KEY_BYTES_MAX + 1:
-            raise InvalidRequest(f"want a bound of at most {KEY_BYTES_MAX + 1} bytes, got {len(bound)}")
+            raise InvalidRequest(f"expected a bound of at most {KEY_BYTES_MAX + 1} bytes, got {len(bound)}")
     if end and end <= start:
-        raise InvalidRequest(f"want start < end, got {start!r} and {end!r}")
+        raise InvalidRequest(f"expected start < end, got {start!r} and {end!r}")
     return Interest(start, end)
 
 
@@ -30,7 +30,7 @@ class PageBounds(NamedTuple):
     """The bounds of a page."""
 
     until: int
-    """0: no bound."""
+    """Last sequence; 0: no bound."""
     rows: int
     bytes: int
 
@@ -41,7 +41,7 @@ class PageBounds(NamedTuple):
 
 
 class FeedPage:
-    """One page as it is filled, entry by entry."""
+    """One page, filled entry by entry."""
 
     def __init__(self, interest: Interest, bounds: PageBounds, after: int, *, keys_only: bool) -> None:
         self.message = feed_pb2.ChangesResponse(next=after)
@@ -53,22 +53,23 @@ class FeedPage:
 
     @property
     def is_news(self) -> bool:
-        """Whether something is in it that no page up to `after` had."""
+        """True if the page contains something that no page up to `after` had."""
         return self._rows > 0 or self._handed_at > self._after
 
     @property
     def is_exact(self) -> bool:
-        """Whether all that was taken stands before `next`: else a move stands right there, and whoever asks behind
-        `next` is told of it again, since he may have had another page before."""
+        """True if everything taken lies before `next`. Otherwise a handover lies exactly there, and a reader that
+        continues from `next` receives it again, because it may have had another page before."""
         return self._handed_at < self.message.next
 
     @property
     def is_at_bound(self) -> bool:
-        """Whether nothing that is asked for can follow, so that nobody need wait for it."""
+        """True if nothing requested can follow, so that no reader needs to wait."""
         return bool(self._bounds.until) and self.message.next >= self._bounds.until
 
     def add(self, entry: FeedEntry) -> bool:
-        """Take what is wanted of the next entry; True if that is all there is of it. `message.next` moves."""
+        """Add the requested part of the next entry and advance `message.next`. Returns True if the whole entry was
+        taken."""
         message, until = self.message, self._bounds.until
         rows = self._interest.rows(entry, message.next, until) if entry.keys else ()
         fitting = self._fitting(entry, rows)
@@ -78,7 +79,7 @@ class FeedPage:
             self.skip_to(entry.sequences[rows[fitting]] - 1)
             return False
         self.is_full = bool(until) and entry.after > until
-        if not (self.is_full and entry.before >= until):  # else all of it stands behind the bound
+        if not (self.is_full and entry.before >= until):  # otherwise the whole entry lies beyond the bound
             message.time_ms = entry.time_ms
             if entry.handed is not None and entry.is_behind(message.next):
                 self._hand(entry)
@@ -86,7 +87,7 @@ class FeedPage:
         return not self.is_full
 
     def skip_to(self, seq: int) -> None:
-        """All that is wanted up to there is in the page."""
+        """Mark everything up to the sequence as included."""
         bound = self._bounds.until
         self.message.next = max(self.message.next, min(seq, bound) if bound else seq)
 
@@ -96,7 +97,7 @@ class FeedPage:
         return self.message
 
     def _fitting(self, entry: FeedEntry, rows: Sequence[int]) -> int:
-        """How many of the rows still fit."""
+        """Return how many of the rows still fit."""
         count, size = 0, self._size
         most = self._bounds.rows - self._rows
         keys, values = entry.keys, entry.values

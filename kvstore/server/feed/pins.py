@@ -1,4 +1,4 @@
-"""Pins of the whole store: takes, renews, releases and lists them in all partitions, wherever they are led."""
+"""Pins of the whole store: creates, renews, releases and lists them in all partitions, wherever they are led."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from kvstore.wal.pins import FEED_PIN, Pins
 
 TTL_DEFAULT_MS, TTL_MAX_MS = 600_000, 86_400_000
 PATIENCE_S = 15.0
-"""How long a pin is tried for: leaders change, and ranges on their way are owned by nobody for a moment."""
+"""Time for which creating a pin is retried: leaders change, and ranges in transit have no owner for a moment."""
 CALL_S = 5.0
 AGAIN_S = 0.05
 CALLS_AT_ONCE = 16
@@ -44,7 +44,7 @@ _HOLD = re.compile(rf"({FEED_PIN}[A-Za-z0-9._-]{{1,64}}@)[0-9]+")
 
 
 class PinsSource(Protocol):
-    """The node behind."""
+    """The node that provides access to the cluster."""
 
     @property
     def store(self) -> MetadataStore: ...
@@ -55,7 +55,7 @@ class PinsSource(Protocol):
 
 
 class PinKeeper:
-    """Keeps pins by asking the leaders of all partitions. Every call can be repeated."""
+    """Manages pins by asking the leaders of all partitions. Every call is idempotent."""
 
     def __init__(self, env: Env, source: PinsSource) -> None:
         self._env, self._source = env, source
@@ -66,8 +66,8 @@ class PinKeeper:
         await self._nursery.close()
 
     async def pin(self, request: data_pb2.PinRequest) -> data_pb2.PinResponse:
-        """Pin until every token is owned exactly once, or every partition that is named has been pinned. Raises
-        StoreError; nothing is pinned then, or only until the deadline."""
+        """Create a pin in which every token is owned exactly once, or in every named partition. Raises StoreError; then
+        nothing is pinned, or only until the deadline."""
         asked = PinRequest(self._id(request.id), _ttl(request.ttl_ms), request.split_bytes)
         named = [PartitionId(each) for each in request.partitions]
         until = self._env.clock.now() + PATIENCE_S
@@ -84,7 +84,7 @@ class PinKeeper:
             if not wrong and not named:
                 before, next_move = next_move, await self._next_move()
                 if next_move is None or next_move != before:
-                    wrong = "a range may have been moved on meanwhile"
+                    wrong = "a range may have moved meanwhile"
             if not wrong:
                 return self._response(asked.pin, taken)
             final = next((error for error in errors.values() if not _may_pass(error)), None)
@@ -97,7 +97,7 @@ class PinKeeper:
 
     # docs/protocol.md K4
     async def _next_move(self) -> int | None:
-        """The first move that is not planned yet; None if that cannot be told."""
+        """Return the id of the first move that is not planned yet; None if it is unknown."""
         try:
             await self._source.store.sync(paths.RING)
             data, _ = await self._source.store.get(paths.RING)
@@ -106,7 +106,7 @@ class PinKeeper:
         return codec.decode(data).next_move
 
     async def renew(self, request: data_pb2.RenewRequest) -> data_pb2.RenewResponse:
-        """Raises StoreError: NoSuchPin if it has ended in one of them."""
+        """Renew a pin. Raises StoreError, and NoSuchPin if it has ended in one of the partitions."""
         asked = PinRequest(_checked(request.id), _ttl(request.ttl_ms))
         partitions = [PartitionId(each) for each in request.partitions] or await self._holding(asked.pin)
         until = self._env.clock.now() + PATIENCE_S
@@ -128,15 +128,17 @@ class PinKeeper:
     async def _renew_in(self, partition: PartitionId, asked: PinRequest) -> bytes:
         if not self._source.topology.ring.has_left(partition):
             return await self._ask_leader(partition, pinning.RENEW, pinning.encode(asked))
-        deadline_ms = self._env.clock.date_ms() + asked.ttl_ms  # nobody leads; who keeps it follows the pin on its log
+        deadline_ms = (
+            self._env.clock.date_ms() + asked.ttl_ms
+        )  # there is no leader; replicas that keep the view follow the pin of the log
         if not await self._pins.extend(partition, asked.pin, deadline_ms):
-            raise NoSuchPin(f"partition {partition}, which has left: there is no pin {asked.pin!r}")
+            raise NoSuchPin(f"partition {partition}, which has left the ring: no pin {asked.pin!r}")
         return pinning.encode(deadline_ms)
 
     async def unpin(self, pin: str) -> data_pb2.UnpinResponse:
-        """Where it can be given back at once; elsewhere no log is held by it any more, if that can be said, and
-        replicas that see that keep it no longer. What a reader of the feed holds is given back by any of the names that
-        it is listed under. Raises InvalidRequest, MetadataError."""
+        """Release a pin in the partitions whose leaders answer. Elsewhere, release the hold on the log if possible;
+        replicas notice that and drop their views. The hold of a feed reader is released under any of the names in the
+        list. Raises InvalidRequest, MetadataError."""
         if hold := _HOLD.fullmatch(pin):
             return await self._give_back(hold[1])
         answers = await self._ask_all(self._wanted([]), pinning.RELEASE, PinRequest(_checked(pin)))
@@ -146,13 +148,13 @@ class PinKeeper:
                 with suppress(MetadataError):
                     held = pin in dict(await self._pins.all(partition, pin))
                     await self._pins.release(partition, pin)
-                    if held and partition not in answers:  # it has retired, and nobody leads it
+                    if held and partition not in answers:  # it is retired and has no leader
                         given_back.add(partition)
         return data_pb2.UnpinResponse(partitions=sorted(given_back))
 
     async def listed(self) -> data_pb2.PinsResponse:
-        """List the pins of every partition of the ring. One that has retired is among them: a pin is what keeps it
-        there. Raises MetadataError."""
+        """List the pins of every partition of the ring, including retired partitions, which stay in the ring only while
+        a pin holds their log. Raises MetadataError."""
         response = data_pb2.PinsResponse()
         partitions = self._source.topology.ring.partitions
         for partition in sorted(partitions):
@@ -187,22 +189,22 @@ class PinKeeper:
         ring = self._source.topology.ring
         for each in named:
             if each not in ring.partitions:
-                raise InvalidRequest(f"no partition {each}; want some of {', '.join(sorted(ring.partitions))}")
+                raise InvalidRequest(f"no partition {each}; expected some of {', '.join(sorted(ring.partitions))}")
         every = [each for each in sorted(ring.partitions) if ring.partitions[each].state is not PartitionState.RETIRED]
         return list(named) or every
 
     async def _holding(self, pin: str) -> list[PartitionId]:
-        """The partitions in which a pin is, also one that was made a moment ago by way of another server."""
+        """Return the partitions that have a pin, including a pin just created through another server."""
         await self._source.store.sync(paths.RING)
         ring = self._source.topology.ring
         found = [each for each in sorted(ring.partitions) if pin in dict(await self._pins.all(each))]
         if not found:
-            raise NoSuchPin(f"there is no pin {pin!r}")
+            raise NoSuchPin(f"no pin {pin!r}")
         return found
 
     async def _check_kept(self, partition: PartitionId, pin: str) -> None:
-        """Raise NoSuchPin if nobody keeps it any more, although its log is held: replicas forget at the deadline, and
-        when they are started again."""
+        """Raise NoSuchPin if no replica keeps the view of a pin although its log is held. Replicas drop views at the
+        deadline and when they restart."""
         told = await self._tell(partition)
         kept = {
             each.pin for answer in told.values() if isinstance(answer, bytes) for each in pinning.held_pins_of(answer)
@@ -211,7 +213,7 @@ class PinKeeper:
             raise NoSuchPin(f"partition {partition}: no replica keeps pin {pin!r} any more")
 
     async def _told(self, partition: PartitionId) -> list[tuple[ServerId, HeldPin]]:
-        """Ask each replica for the pins that it keeps."""
+        """Return the views that each replica keeps."""
         return [
             (server, each)
             for server, answer in (await self._tell(partition)).items()
@@ -220,9 +222,9 @@ class PinKeeper:
         ]
 
     async def _tell(self, partition: PartitionId) -> dict[ServerId, bytes | StoreError]:
-        """Ask the replicas that are up about the pins that they keep."""
+        """Ask the running replicas for the views that they keep."""
         topology = self._source.topology
-        member = topology.ring.partitions.get(partition)  # one that has left may be forgotten meanwhile
+        member = topology.ring.partitions.get(partition)  # a partition that has left may be gone meanwhile
         servers = [each for each in member.replicas if each in topology.servers] if member is not None else []
         body = pinning.encode(PinRequest())
         work = {
@@ -244,7 +246,7 @@ class PinKeeper:
         return await self._source.links.call(leader[0], partition, method, body, CALL_S)
 
     async def _run(self, work: Mapping[Any, Awaitable[bytes]]) -> dict[Any, bytes | StoreError]:
-        """All of it, some at a time."""
+        """Run all calls, CALLS_AT_ONCE at a time."""
         answers: dict[Any, bytes | StoreError] = {}
         room = asyncio.Semaphore(CALLS_AT_ONCE)
 
@@ -285,7 +287,7 @@ class PinKeeper:
 
 
 def _best_first(topology: Topology, partition: PartitionId) -> list[ServerId]:
-    """Whom to ask: replicas that are up; the leader last, because it has other things to do."""
+    """Return the running replicas in the order in which to ask them: the leader last, because it is busiest."""
     leader = topology.leaders.get(partition, (ServerId(""), 0))[0]
     member = topology.ring.partitions.get(partition)
     up = [each for each in member.replicas if each in topology.servers] if member is not None else []
@@ -296,7 +298,7 @@ def _best_first(topology: Topology, partition: PartitionId) -> list[ServerId]:
 def _flaw_of(
     taken: dict[PartitionId, PinnedState], named: Sequence[PartitionId], errors: dict[PartitionId, StoreError]
 ) -> str:
-    """Describe the flaw of what was pinned. A partition that owns nothing need not answer."""
+    """Return what is wrong with a pin; empty if it is complete. A partition that owns nothing need not answer."""
     told = "; ".join(f"{partition}: {error}" for partition, error in sorted(errors.items()))
     if named:
         return told
@@ -305,7 +307,7 @@ def _flaw_of(
 
 
 def _may_pass(error: StoreError) -> bool:
-    """Whether the same call may succeed in a moment."""
+    """Return True if the same call may succeed soon."""
     if isinstance(error, Overloaded | NoSuchPin):
         return False
     return isinstance(error, Retryable | OutcomeUnknown | MetadataError)
@@ -313,11 +315,11 @@ def _may_pass(error: StoreError) -> bool:
 
 def _checked(pin: str) -> str:
     if not _ID.fullmatch(pin) or pin in (".", ".."):
-        raise InvalidRequest(f"want a pin's id of 1 to 64 letters, digits, '-', '_', '.', got {pin[:80]!r}")
+        raise InvalidRequest(f"expected a pin id of 1 to 64 letters, digits, '-', '_', '.', got {pin[:80]!r}")
     return pin
 
 
 def _ttl(ttl_ms: int) -> int:
     if ttl_ms > TTL_MAX_MS:
-        raise InvalidRequest(f"want a pin of at most {TTL_MAX_MS} ms, got {ttl_ms}")
+        raise InvalidRequest(f"expected a pin lifetime of at most {TTL_MAX_MS} ms, got {ttl_ms}")
     return ttl_ms or TTL_DEFAULT_MS

@@ -1,14 +1,15 @@
-"""The newest entries of one partition's log on this server, read once for all who watch; and one reader's place in it.
+"""The newest entries of one partition's log on this server, read once for all watches, and one reader's position in
+them.
 
-While somebody watches a partition its log is tailed here, from the node's own bookie if it has one, and what comes is
-kept for a while: the window. A reader near the end takes entries from there; one who is further behind reads the log
-by itself, so nobody waits for him, and nothing is kept for him.
+While a partition is watched, its log is tailed here, from the node's own bookie if it has one, and new entries are kept
+for a while in the window. A reader near the end takes entries from the window. A reader further behind reads the log
+itself, so that it delays no other reader and nothing is kept for it.
 
-What always holds. No entry at a cursor's `position` or before has a change of interest behind its `seq`, and the two
-move together: over an entry that was taken, or over entries that nobody touched. A cursor that nothing has touched is
-as good as at the tail's end; one that was touched stands no further than right before the first entry of interest. A
-page has all changes of interest behind `after`, up to its `next` and none behind it, so its cursor serves whoever asks
-behind that `next`: an entry of which part was wanted is not taken, and is looked at again (pages.py).
+Invariants: no entry at or before a cursor's `position` has a change of interest after the cursor's `seq`, and both
+advance together, over an entry that was taken or over entries without interest. An untouched cursor counts as being at
+the tail's end; a touched cursor is at most right before the first entry of interest. A page contains all changes of
+interest after `after` up to its `next` and none beyond, so its cursor serves any reader that continues from `next`. An
+entry that was only partly wanted is not taken and is examined again (pages.py).
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 2 << 20
 WINDOW_ENTRIES = 4_096
-"""What is kept of a partition's newest entries while somebody watches."""
+"""Limits of the newest entries kept per watched partition."""
 BATCH_BYTES = 256 << 10
-"""What a reader who is behind has in memory at a time, and one entry more."""
+"""Bytes that a reader behind the window holds in memory, plus one entry."""
 POLL_MS = 2_000
 FETCH_MS = 500
-"""What is behind the window is there: it takes as long as bookies take to say how far they may be read."""
+"""Timeout of a read behind the window. The entries exist, so it takes as long as bookies need to report their last
+confirmed entry."""
 RETRY_S = 0.1
 PATIENCE_S = 10.0
 
@@ -50,7 +52,7 @@ class Seeking(Protocol):
 
 
 class FeedLogs(Protocol):
-    """The logs, as feeds read them (kvstore.wal.log)."""
+    """The logs as feeds read them (kvstore.wal.log)."""
 
     @property
     def seeker(self) -> Seeking: ...
@@ -59,7 +61,7 @@ class FeedLogs(Protocol):
 
 
 def end_of(found: SeekResult) -> tuple[Position, Seq, int]:
-    """Position, sequence and record time of a place in a log. Raises Corrupted."""
+    """Return the position, sequence and record time of a place in a log. Raises Corrupted."""
     if found.payload is None:
         return found.position, Seq(max(0, found.listed.trimmed_seq - 1)), 0
     last = feed_entry_of(LogEntry(found.position, found.payload))
@@ -68,22 +70,22 @@ def end_of(found: SeekResult) -> tuple[Position, Seq, int]:
 
 # docs/protocol.md F7
 class LiveTail:
-    """The window of one partition. `run` until cancelled."""
+    """The window of one partition. Call `run` until it is cancelled."""
 
     def __init__(self, partition: PartitionId, logs: FeedLogs) -> None:
         self.partition = partition
         self.window: deque[FeedEntry] = deque()
         self.floor, self.end = BEGINNING, BEGINNING
-        """The log's entries behind `floor`, up to `end`, are in the window."""
+        """The entries after `floor` up to `end` are in the window."""
         self.seq = self.floor_seq = Seq(0)
-        """After the entry at `end`, and after that at `floor`."""
+        """The sequences after the entries at `end` and at `floor`."""
         self.time_ms = 0
         self.entries = 0
         self.failure: StoreError | None = None
-        """Why nothing comes just now."""
+        """Why no entries arrive at the moment; None if they do."""
         self.failing_since = 0.0
         self.joining = 0
-        """Readers who look for their place."""
+        """Number of readers that are looking up their position."""
         self._logs = logs
         self._bytes = 0
         self._keyed: dict[bytes, dict[FeedCursor, None]] = {}
@@ -91,7 +93,7 @@ class LiveTail:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def wait_open(self) -> None:
-        """Return once it is known where the log ends."""
+        """Wait until the end of the log is known."""
         await shielded(self._opened)
 
     async def run(self) -> None:
@@ -101,12 +103,12 @@ class LiveTail:
                 await self._follow()
             except (LedgerError, MetadataError, Corrupted) as error:
                 if type(error) is not type(self.failure):
-                    log.info("partition=%s feed waits: %r", self.partition, error)
+                    log.info("partition=%s feed is waiting: %r", self.partition, error)
                 if self.failure is None:
                     self.failing_since = loop.time()
                 self.failure = error
             is_over = self.failure is not None and loop.time() > self.failing_since + PATIENCE_S
-            if is_over and not was_over:  # see `check`; before that and after it there is nothing to do for a reader
+            if is_over and not was_over:  # readers call `check` then; otherwise there is nothing to do for them
                 self._wake_all()
             was_over = is_over
             await asyncio.sleep(RETRY_S)
@@ -125,7 +127,7 @@ class LiveTail:
 
     def _begin(self, position: Position, seq: Seq, time_ms: int) -> None:
         if position < self.end:
-            raise Corrupted(f"partition {self.partition}: its log ends at {position}, and had come to {self.end}")
+            raise Corrupted(f"partition {self.partition}: its log ends at {position} but had reached {self.end}")
         before, before_seq = self.end, self.seq
         self.window.clear()
         self._bytes = 0
@@ -160,7 +162,7 @@ class LiveTail:
                 cursor.touch(before, seq)
 
     def after(self, position: Position) -> list[FeedEntry]:
-        """Entries of the window behind a position in it, about BATCH_BYTES of them."""
+        """Return about BATCH_BYTES of entries in the window after a position in it."""
         window = self.window
         if not window or position >= self.end:
             return []
@@ -174,7 +176,7 @@ class LiveTail:
                 break
         return found
 
-    # ── who watches ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── watchers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_watched(self) -> bool:
@@ -199,8 +201,7 @@ class LiveTail:
 
 
 class FeedCursor:
-    """One reader's place in one partition's feed. Has nothing in memory beyond one batch, and that only behind the
-    window."""
+    """One reader's position in one partition's feed. Holds at most one batch in memory, and only behind the window."""
 
     def __init__(
         self,
@@ -217,15 +218,15 @@ class FeedCursor:
         self.position = position
         """The last entry taken."""
         self.seq = seq
-        """The reader has everything up to here."""
+        """The reader has everything up to this sequence."""
         self.log_reads = 0
         self._tail, self._logs, self._turns, self._wake = tail, logs, turns, wake
         self._touched = None if position == tail.end else (position, seq)
-        """Nothing of interest stands before this; None: nor behind it, up to the tail's end."""
+        """Nothing of interest lies before this position; None: nor after it, up to the tail's end."""
         self._ahead: deque[FeedEntry] = deque()
         self._reader: LogReader | None = None
         self._has_jumped = False
-        """The log reader stands elsewhere."""
+        """True if the log reader is at another position."""
         tail.join(self)
 
     @property
@@ -234,40 +235,40 @@ class FeedCursor:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to be had of it now, and nothing to `check`."""
+        """True if there is nothing to take now and nothing to `check`."""
         return self._touched is None and self._tail.failure is None
 
     def touch(self, position: Position, seq: Seq) -> None:
-        """Something of interest stands right behind a position."""
+        """Note that something of interest follows right after a position."""
         if self._touched is None:
             self._touched = (position, seq)
         self._wake()
 
     @property
     def is_behind(self) -> bool:
-        """Whether the log is to be read (`fetch`) to go on."""
+        """True if the log must be read (`fetch`) to continue."""
         self._skip()
         return not self._ahead and self.position < self._tail.floor
 
     @property
     def latest(self) -> Seq:
-        """How far the log has come, as far as is known here."""
+        """How far the log has come, as far as known here."""
         return max(self._tail.seq, self.seq)
 
     @property
     def is_at_end(self) -> bool:
-        """Nothing is known behind it."""
+        """True if nothing is known after this position."""
         self._skip()
         return self.position >= self._tail.end and not self._ahead
 
     def check(self) -> None:
-        """Raise Unavailable if what is new has not been readable here for some time: elsewhere it may be."""
+        """Raise Unavailable if new entries have been unreadable here for a while; another server may read them."""
         failure = self._tail.failure
         if failure is not None and asyncio.get_running_loop().time() > self._tail.failing_since + PATIENCE_S:
-            raise Unavailable(f"partition {self.partition}: its log cannot be read at this server: {failure}")
+            raise Unavailable(f"partition {self.partition}: this server cannot read its log: {failure}")
 
     def ready(self) -> Sequence[FeedEntry]:
-        """The next entries, without waiting. Take them one by one, or not."""
+        """Return the next entries without waiting. The caller may take them one by one."""
         self._skip()
         if self._ahead:
             return list(self._ahead)
@@ -276,7 +277,7 @@ class FeedCursor:
         return self._tail.after(self.position)
 
     def take(self, entry: FeedEntry) -> None:
-        """The reader has had the entry, which is the next one."""
+        """Advance past the next entry, which the reader has handled."""
         if self._ahead:
             self._ahead.popleft()
         self.position = entry.position
@@ -285,17 +286,17 @@ class FeedCursor:
             self._touched = None
 
     def _skip(self) -> None:
-        """Over what is of no interest."""
+        """Skip entries of no interest."""
         position, seq = self._touched or (self._tail.end, self._tail.seq)
         if position > self.position:
             self._ahead.clear()
             self._has_jumped = True
             self.position, self.seq = position, max(self.seq, seq)
         if self.position >= self._tail.end and not self._ahead:
-            self._touched = None  # also where a failure of the tail touched it: else nothing would touch it any more
+            self._touched = None  # also after a failure of the tail, because nothing else would touch it again
 
     async def fetch(self) -> None:
-        """Read the next entries from the log, if the window does not have them. Raises PositionTrimmed, Unavailable."""
+        """Read the next entries from the log if the window does not have them. Raises PositionTrimmed, Unavailable."""
         if not self.is_behind:
             return
         async with self._turns:
@@ -314,10 +315,11 @@ class FeedCursor:
                 await self._stop_reading()
                 raise Unavailable(f"partition {self.partition}: its log cannot be read now: {error}") from error
         if self._ahead and self._ahead[-1].position >= self._tail.floor:
-            await self._stop_reading()  # from here on the window has them
+            await self._stop_reading()  # the window has the following entries
 
     async def _pass_over_trimmed(self) -> None:
-        """The log begins behind this place by now. Raises PositionTrimmed unless the reader has had all before."""
+        """Continue at the new beginning of a trimmed log. Raises PositionTrimmed unless the reader has had everything
+        before it."""
         try:
             found = await self._logs.seeker.end(self.partition)
         except StoreError as error:
@@ -338,5 +340,5 @@ class FeedCursor:
 
 
 def oldest_of(found: SeekResult) -> int:
-    """The least sequence behind which nothing was trimmed; −1 if the log is gone."""
+    """Return the lowest sequence after which nothing was trimmed; −1 if the log is gone."""
     return max(0, found.listed.trimmed_seq - 1) if found.listed.ledgers else -1

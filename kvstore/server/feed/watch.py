@@ -1,7 +1,7 @@
-"""One watch: the changes of a key or a range, from several partitions' feeds, as messages.
+"""One watch: the changes of a key or a range, from the feeds of several partitions, as messages.
 
-Whoever writes the messages to the network asks for the next one when it can take it: so a slow reader holds one batch
-of one partition, and nobody waits for him.
+The sender asks for the next message when the network can take it. So a slow reader holds one batch of one partition and
+delays no other reader.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from kvstore.types import PartitionId
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 256 << 10
-"""About how much a message carries: keys and values."""
+"""Approximate maximum bytes of keys and values in one message."""
 HEARTBEAT_S = 5.0
 HEARTBEAT_MIN_S = 0.05
 _DELETES = frozenset((DELETED, EXPIRED))
 SLOW_S = 60.0
-"""A client that takes no message for so long is cut off: it can go on from its position."""
+"""Time after which a client that takes no message is disconnected. It can continue from its position."""
 RETRY_S = 0.1
-"""Between two attempts to read what cannot be read just now."""
+"""Delay between attempts to read what is unreadable at the moment."""
 
 
 class Writes(Protocol):
     """The stream to the client."""
 
     async def write(self, message: kv_pb2.WatchResponse) -> None:
-        """Returns when the network can take more."""
+        """Write a message. Returns when the network can take more."""
         ...
 
 
 async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes) -> None:
-    """Send what a request watches, until the client goes. Raises StoreError: PositionTrimmed, InvalidRequest,
+    """Send what a request watches until the client leaves. Raises StoreError: PositionTrimmed, InvalidRequest,
     Unavailable, Overloaded."""
     interest = interest_in(request.start, request.end)
     heartbeat_s = request.heartbeat_ms / 1000 or HEARTBEAT_S
@@ -56,9 +56,10 @@ async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes)
                 await stream.write(message)
     except TimeoutError:
         feeds.slow_total += 1
-        raise Overloaded(f"the client has taken nothing for {SLOW_S:g} s; it may go on from its position") from None
+        raise Overloaded(f"the client has read nothing for {SLOW_S:g} s; continue from its position") from None
     except MetadataError as error:
-        log.info("a watch ends: %s", error)  # for administrators alone: it names the store's servers and user
+        # Only logged, because the error names the metadata store's servers and user.
+        log.info("a watch ended, because the metadata store failed: %s", error)
         raise Unavailable("the metadata store cannot be read now") from error
     finally:
         feeds.leave(watch.wake)
@@ -67,7 +68,7 @@ async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes)
 
 # docs/protocol.md F5
 class Watch:
-    """`messages` until it is closed; then `close`."""
+    """One watch. Iterate over `messages`, then call `close`."""
 
     def __init__(
         self, feeds: Feeds, interest: Interest, *, heartbeat_s: float = HEARTBEAT_S, keys_only: bool = False
@@ -79,17 +80,17 @@ class Watch:
         self._news = asyncio.Event()
         self.wake = self._news.set
         self._has_trouble = False
-        """Something could not be read in this round."""
+        """True if something could not be read in this round."""
         self._is_announced = True
-        """The client knows of all feeds that are followed."""
+        """True if the client knows of all followed feeds."""
         self._looked_at = -1
-        """Version of the ring of which all who have joined are followed."""
+        """Version of the ring up to which all new partitions are followed."""
         self._leaving: list[PartitionId] = []
         self._leaving_by = -1
-        """By this version of the ring those may end, of the feeds that are followed."""
+        """Version of the ring for which `_leaving` was computed: the followed feeds that may end."""
 
     async def messages(self, after: Mapping[str, int], seen: Mapping[str, int]) -> AsyncIterator[kv_pb2.WatchResponse]:
-        """Raises StoreError: PositionTrimmed, InvalidRequest, Unavailable."""
+        """Yield messages. Raises StoreError: PositionTrimmed, InvalidRequest, Unavailable."""
         first = self._plan.begin(await self._feeds.newest_ring(), after)
         await in_each(first, lambda follow: self._follow(follow, seen))
         yield self._positions()
@@ -110,7 +111,7 @@ class Watch:
                 yield self._positions()
                 told = self._feeds.clock.now()
             elif is_moving:
-                await asyncio.sleep(0)  # what is of no interest is looked through without waiting for anything
+                await asyncio.sleep(0)  # entries of no interest are skipped without waiting
             else:
                 await self._wait(min(left_s, RETRY_S) if self._has_trouble else left_s)
 
@@ -138,7 +139,7 @@ class Watch:
         await self._feeds.drop(self._cursors.pop(partition))
 
     async def _look_at_ring(self) -> None:
-        """Follow whoever has joined."""
+        """Follow the partitions that have joined."""
         ring = self._feeds.ring()
         if ring.version == self._looked_at:
             return
@@ -157,7 +158,7 @@ class Watch:
         return True
 
     async def _end_some(self) -> bool:
-        """Leave the feeds that have ended. True if there is one."""
+        """Leave the feeds that have ended. Returns True if there was one."""
         ring, count = self._feeds.ring(), len(self._cursors)
         if ring.version != self._leaving_by:
             self._leaving = [each for each in self._cursors if self._plan.may_end(ring, each)]
@@ -173,7 +174,7 @@ class Watch:
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _advance(self, cursor: FeedCursor) -> AsyncIterator[kv_pb2.WatchResponse]:
-        """Take what one feed can give now, about one batch."""
+        """Yield what one feed has now, about one batch."""
         cursor.check()
         try:
             await cursor.fetch()
@@ -183,13 +184,14 @@ class Watch:
         partition, message, size, is_over = cursor.partition, None, 0, False
         for entry in cursor.ready():
             if entry.handed is not None:
-                self._look_over()  # what it waits for may have been passed over as of no interest
+                self._look_over()  # what it waits for may have been skipped without interest
             if self._plan.is_held(entry) and not await self._need_not_wait(cursor, entry):
                 break
             follow = self._plan.goes_on_at(entry, partition) if entry.is_behind(cursor.seq) else None
             if follow is not None and not await self._try_to_follow(follow):
                 break
-            # docs/protocol.md F2: before the position comes past a RELEASE, it names whom that leads to.
+            # docs/protocol.md F2: before the position passes a RELEASE, it must include the partition that receives the
+            # range.
             if not self._is_announced:
                 if message is not None:
                     message.sequence = cursor.seq
@@ -219,8 +221,8 @@ class Watch:
 
     # docs/protocol.md F3
     async def _need_not_wait(self, cursor: FeedCursor, held: FeedEntry) -> bool:
-        """Look what a held entry waits for: for a feed that is followed, or is from now on, or for nothing, once no
-        other feed can lead to the former owner."""
+        """Check what a held entry waits for. Returns True if it need not wait: no other feed can lead to the former
+        owner."""
         follow = self._plan.missed(held)
         if follow is not None:
             if await self._try_to_follow(follow):
@@ -230,12 +232,13 @@ class Watch:
         return not self._plan.is_held(held)
 
     async def _have_come_past(self, time_ms: int, but: FeedCursor) -> bool:
-        """Whether all feeds but one have come past a record time, or to their end."""
+        """Return True if all feeds but one have passed a record time or reached their end."""
         for cursor in [each for each in self._cursors.values() if each is not but]:
             ready = cursor.ready()
             if ready:
                 following = ready[0]
-                # Two that wait at one time must not wait for each other: neither has what the other looks for.
+                # Two entries with the same time must not wait for each other: neither contains what the other waits
+                # for.
                 if following.time_ms > time_ms or (following.time_ms == time_ms and self._plan.is_held(following)):
                     continue
                 return False
@@ -244,17 +247,17 @@ class Watch:
         return True
 
     async def _has_all(self, cursor: FeedCursor) -> bool:
-        """Whether a cursor stands at the end of its log, and not only of what this server has heard of that."""
+        """Return True if a cursor is at the end of its log, and not only at the end of what this server knows of it."""
         try:
             if cursor.position >= (await self._feeds.end(cursor.partition))[0]:
                 return True
         except StoreError as error:
-            log.debug("partition=%s the end of its log is not known: %r", cursor.partition, error)
+            log.debug("partition=%s cannot find the end of its log: %r", cursor.partition, error)
         self._has_trouble = True
         return False
 
     def _changes(self, entry: FeedEntry, after: int) -> Iterator[tuple[kv_pb2.Change, int]]:
-        """Each change of interest, and its size."""
+        """Yield each change of interest and its size."""
         rows = self._interest.rows(entry, after) if entry.keys else ()
         self._feeds.changes_total += len(rows)
         for row in rows:
@@ -274,7 +277,7 @@ class Watch:
 
     def _look_over(self) -> None:
         for partition, cursor in self._cursors.items():
-            cursor.ready()  # over what is of no interest
+            cursor.ready()  # skips entries of no interest
             self._plan.positions[partition] = cursor.seq
 
     def _positions_message(self) -> kv_pb2.WatchResponse:

@@ -1,9 +1,9 @@
-"""Chooses the partitions whose feeds make up one watch, and those that wait for another's. Decides only.
+"""Chooses the partitions whose feeds make up a watch, and those that wait for another feed. Decides only.
 
-All changes of a key stand in the log of whoever owned it then. So a watch of a range follows all partitions, and a
-watch of one key whoever owns that; a range that moves is followed from its RELEASE at the source to its OWN at the
-target. What the target logs behind OWN waits until everything up to RELEASE has been given out: so the changes of one
-key come in the order of their versions (docs/protocol.md F3, F4).
+Every change of a key is in the log of the partition that owned the key at that time. So a watch of a range follows all
+partitions, and a watch of one key follows its owner. A range that moves is followed from its RELEASE at the source to
+its OWN at the target. The target's entries after OWN wait until everything up to RELEASE has been delivered, so that
+the changes of one key arrive in the order of their versions (docs/protocol.md F3, F4).
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId
 
 NEW = 0
-"""Where the feed of a partition begins that has joined since."""
+"""Where the feed of a new partition begins."""
 
 
 class FeedToFollow(NamedTuple):
-    """A feed to be read, from one of these places on."""
+    """A feed to read, and where to begin."""
 
     partition: PartitionId
     after: int | None = None
-    """Neither this nor a time: from now on."""
+    """Without this and without a time: from now on."""
     time_ms: int | None = None
 
 
 class WatchPlan:
-    """The plan of one watch. `positions` are those of the feeds that are followed; whoever reads them keeps them up to
-    date."""
+    """The plan of one watch. `positions` are those of the followed feeds; the reader keeps them up to date."""
 
     def __init__(self, interest: Interest) -> None:
         self.interest = interest
@@ -40,28 +39,28 @@ class WatchPlan:
         key = interest.key
         self._token = token_of(key) if key is not None else None
         self._ended: set[PartitionId] = set()
-        """Of a range: partitions of which the reader has had everything, or that had left when he began."""
+        """For a range: partitions of which the reader has everything, or that had left when it began."""
         self._doubtful: set[PartitionId] = set()
-        """Of a range: partitions that had left and that his positions do not name. He has had such a one to its end, or
-        nothing of it, if it joined and left while he was away."""
+        """For a range: partitions that had left and that the reader's positions do not contain. The reader has had such
+        a partition to its end, or has had nothing of it if it joined and left while the reader was absent."""
         self._perhaps_missed: set[PartitionId] = set()
-        """Of those: a RELEASE to it stands right at a position, which does not tell whether he has passed it."""
+        """Those of them with a RELEASE exactly at a position, which does not show whether the reader has passed it."""
         self._after: Mapping[str, int] = {}
         self._given: dict[PartitionId, int] = {}
-        """Of one key: up to where all has been had of an owner that is not followed any more."""
+        """For one key: up to where everything is delivered of an owner that is no longer followed."""
         self._begun_by = 0
-        """Version of the ring that the watch began by: what its server knows may lag behind that."""
+        """Version of the ring with which the watch began. The server's own view may lag behind it."""
         self._non_owners: set[PartitionId] = set()
-        """Of one key: partitions that were named and did not own it, or not any more, when the watch began."""
+        """For one key: named partitions that did not own the key when the watch began."""
 
     def begin(self, ring: Ring, after: Mapping[str, int]) -> list[FeedToFollow]:
-        """Choose the feeds to follow first. `ring`: as it is now, read after the watch was asked for. Raises
+        """Return the feeds to follow first. `ring` is the current ring, read after the watch was requested. Raises
         InvalidRequest."""
         self._begun_by = ring.version
         known = {*ring.partitions, *ring.retired}
         unknown = sorted(set(after) - known)
         if unknown:
-            raise InvalidRequest(f"`after` names {unknown}; want partitions of this cluster, as {sorted(known)}")
+            raise InvalidRequest(f"`after` contains {unknown}; expected partitions of this cluster: {sorted(known)}")
         owners = self._owners(ring)
         left = {PartitionId(each) for each in known} - set(owners)
         if self._token is None:
@@ -75,8 +74,8 @@ class WatchPlan:
         return [FeedToFollow(each) for each in owners]
 
     def _owners(self, ring: Ring) -> list[PartitionId]:
-        """Those who may log changes of interest from now on, but for whoever gets a range by a move that is planned
-        later. Of one key, its owner comes first."""
+        """Return the partitions that may log changes of interest from now on, except targets of moves planned later.
+        For one key, its owner comes first."""
         if self._token is None:
             return [each for each in sorted(ring.partitions) if not ring.has_left(each)]
         owners = [ring.owner_of(self._token)]
@@ -86,8 +85,8 @@ class WatchPlan:
         return list(dict.fromkeys(owners))
 
     def joined(self, ring: Ring) -> list[FeedToFollow]:
-        """Partitions that are new in the ring. One from before the watch began says nothing: who has left since would
-        be shown from its beginning (docs/protocol.md, F4)."""
+        """Return the partitions that are new in the ring. A ring from before the beginning of the watch says nothing,
+        because a partition that has left since would be shown from its beginning (docs/protocol.md, F4)."""
         if self._token is not None or ring.version < self._begun_by:
             return []
         new = [each for each in self._owners(ring) if each not in self.positions and each not in self._ended]
@@ -97,7 +96,7 @@ class WatchPlan:
 
     # docs/protocol.md F3
     def is_held(self, entry: FeedEntry) -> bool:
-        """Whether the entry must wait: what the range's former owner logged comes first."""
+        """Return True if the entry must wait until what the range's former owner logged has been delivered."""
         handed = entry.handed
         if handed is None or not handed.is_owned:
             return False
@@ -106,24 +105,24 @@ class WatchPlan:
             return reached < handed.peer_seq
         if self._token is None:
             return handed.peer not in self._ended
-        is_alone = len(self.positions) < 2  # nothing else is followed that could lead to the former owner
+        is_alone = len(self.positions) < 2  # no other followed feed could lead to the former owner
         return not is_alone and handed.span.holds(self._token) and self._given.get(handed.peer, 0) < handed.peer_seq
 
     def missed(self, entry: FeedEntry) -> FeedToFollow | None:
-        """Choose the feed that an entry which is held waits for, if nobody follows that yet."""
+        """Return the feed that a held entry waits for, if it is not followed yet."""
         handed = entry.handed
         if handed is None or self._token is not None or handed.peer in self.positions:
             return None
-        # In the feed of one that was perhaps missed there may be a RELEASE to any other.
+        # The feed of a perhaps missed partition may contain a RELEASE to any other partition.
         is_new = handed.peer not in self._doubtful or self._perhaps_missed - self.positions.keys() - self._ended
         return FeedToFollow(handed.peer, NEW) if is_new else None
 
     def is_in_doubt(self, entry: FeedEntry) -> bool:
-        """Whether an entry that is held waits for a feed that is not followed, and that the reader may have had."""
+        """Return True if a held entry waits for a feed that is not followed and that the reader may have had."""
         return entry.handed is not None and entry.handed.peer not in self.positions
 
     def had(self, entry: FeedEntry) -> None:
-        """Take note that no feed leads to the former owner whom a held entry names: the reader has had all of it."""
+        """Note that no feed leads to the former owner named by a held entry: the reader has had everything of it."""
         handed = entry.handed
         assert handed is not None, "no entry is held but an OWN"
         if self._token is None:
@@ -133,8 +132,8 @@ class WatchPlan:
             self._given[handed.peer] = handed.peer_seq
 
     def goes_on_at(self, entry: FeedEntry, partition: PartitionId) -> FeedToFollow | None:
-        """A feed that has to be followed from now on, because of a range that goes there. The entry is `partition`'s,
-        and none that the reader has had for certain."""
+        """Return a feed to follow from now on, because a range moves there. The entry belongs to `partition` and is not
+        one that the reader has certainly had."""
         handed = entry.handed
         if handed is None or handed.is_owned or handed.peer in self.positions:
             return None
@@ -148,7 +147,7 @@ class WatchPlan:
         return FeedToFollow(handed.peer, NEW)
 
     def is_over(self, entry: FeedEntry) -> bool:
-        """Whether what follows in this feed does not matter: the one key has gone elsewhere."""
+        """Return True if the rest of this feed does not matter, because the single key has moved away."""
         handed = entry.handed
         return self._gives_away(handed) if handed is not None else False
 
@@ -158,7 +157,7 @@ class WatchPlan:
     # ── ends ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def may_end(self, ring: Ring, partition: PartitionId) -> bool:
-        """Whether nothing of interest can follow, once the feed has been read to its end."""
+        """Return True if nothing of interest can follow once the feed has been read to its end."""
         return partition in self._non_owners or ring.has_left(partition)
 
     def ended(self, partition: PartitionId) -> None:

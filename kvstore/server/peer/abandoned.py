@@ -1,8 +1,8 @@
-"""Operations of another server that have waited here for longer than it waits for their answers.
+"""Finds operations of another server that have waited here longer than that server waits for their answers.
 
-Their clients have been told that there was no answer in time. Were they done all the same, operations that came later
-would wait for them until their own time is up: so a minute of large reads, which nobody takes, could stop a partition
-for all clients of that server; and a write might be done long after its client had given it up.
+Their clients have already received a timeout. If these operations were still carried out, later operations would wait
+behind them until they time out as well: a minute of large reads that no client takes could block a partition for all
+clients of that server, and a write might be carried out long after its client had abandoned it.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from kvstore.errors import Overloaded
 from kvstore.server.peer.flow_control import OPERATION_TIMEOUT_S, FlowControl
 
 LOOK_S = 0.5
-"""Between two looks at what waits, while something does."""
-REASON = Overloaded(f"it waited for {OPERATION_TIMEOUT_S:g} s behind others of its partition, and was not begun")
+"""Interval of the check while operations wait."""
+REASON = Overloaded(
+    f"the operation waited for {OPERATION_TIMEOUT_S:g} s behind others of its partition and was not started"
+)
 
 
 class Abandoned:
-    """Finds the abandoned operations of one link. `begin` takes them out of the waiting ones, and refuses them."""
+    """Finds the abandoned operations of one link. `begin` removes them from the queue and refuses them."""
 
     def __init__(self, flow: FlowControl, now: Callable[[], float], begin: Callable[[], None]) -> None:
         self._flow, self._now, self._begin = flow, now, begin
         self._looks: deque[tuple[float, int]] = deque()
-        """The time of each look, and the newest number that waited then."""
+        """The time of each check, and the newest operation number that waited then."""
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Look from now on, until nothing waits any more."""
+        """Check from now on until nothing waits any more."""
         if self._timer is None:
             self._look()
 
     def end(self) -> None:
-        """The link is gone."""
+        """Stop checking, because the link is gone."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

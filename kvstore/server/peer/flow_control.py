@@ -1,13 +1,14 @@
-"""How many of another server's operations are under way at once, by what their answers may take. Decides only.
+"""Limits how many operations of another server are in progress at once, by the possible size of their answers. Decides
+only.
 
-How large a value is shows when it has been read. So only so many operations of a partition that may bring values are
-begun, fewer while values are large, and what comes behind them waits; other partitions' do not. While the other server
-does not take its answers nothing is begun.
+The size of a value is known only after it has been read. Therefore only a limited number of operations that may return
+values are started per partition, fewer while values are large, and later ones wait; other partitions are not affected.
+While the other server does not read its answers, nothing is started.
 
-One link has the operations of all clients of that server. Four kinds of operations wait apart, so that a client which
-asks for many large values and reads them slowly keeps few of the others waiting: writes, and counts; reads of one key,
-also those that bring no value; reads of keys whose values were large when they were read last; and scans. Writes keep
-their order among each other, which is what clients are promised (docs/protocol.md M15), and reads of one key theirs.
+One link carries the operations of all clients of the other server. Four kinds of operations wait in separate queues, so
+that a client that requests many large values and reads them slowly delays few others: writes and counts; reads of one
+key; reads of keys whose values were large at their last read; and scans. Writes keep their order among each other,
+which is what clients are promised (docs/protocol.md M15), and so do reads of one key.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from kvstore.server.routing.large_reads import LARGE_BYTES
 from kvstore.types import PartitionId
 
 VALUES_MAX, VALUES_LARGE_MAX = 128, 4
-"""Values of one partition and kind that may be on their way to one server; the second while they are large: small ones
-wait behind what is on the link."""
+"""Maximum number of values of one partition and kind in transit to one server; the second limit applies while values
+are large. Small values wait behind what is on the link."""
 READS_FIRST = 16
-"""The same of reads of one key that find none of them under way, until these have shown how large their values are.
-They are read in one turn, for which everybody waits: 128 of 1 MB took two seconds."""
+"""Initial limit for reads of one key, until some of them have shown the size of their values. They are read in one turn
+of the event loop, which delays everything else: 128 values of 1 MB took two seconds."""
 LARGE_KEYS_MAX = 2_048
-"""Keys of one partition of which is remembered that their values are large."""
+"""Maximum number of keys per partition that are remembered as having large values."""
 OPERATION_TIMEOUT_S = 5.0
-"""How long a server waits for an operation that another one leads."""
+"""Time that a server waits for an operation led by another server."""
 _BATCH_VALUES_MAX = 16
-"""A batch has no larger results than so many of the largest values."""
+"""Maximum size of a batch's results, in largest values."""
 
 Waiting = tuple[PartitionId, Op, int, int, int]
-"""Partition, operation, its number, version of the ring, and how many frames of results its sender had heard."""
+"""Partition, operation, its number, ring version, and the number of result frames its sender had received."""
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _RETURN_OLD = int(Flag.RETURN_OLD)
 _SCANS = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.SCAN_TOKENS)))
-"""They bring as much as they may, and keep no order."""
+"""Operations that return as much as they may, and keep no order."""
 
 
 class _Queue:
@@ -52,12 +53,12 @@ class _Queue:
         """All queues of its partition."""
         self.waiting: deque[Waiting] = deque()
         self.values = 0
-        """Values that operations of this queue which are under way may bring."""
+        """Number of values that operations in progress from this queue may return."""
         self.values_first = self.values_max = values_first
 
 
 class _PartitionQueues:
-    """The operations on one partition: a queue for each kind."""
+    """The operations on one partition: one queue per kind."""
 
     __slots__ = ("all", "apart", "large", "large_keys", "reads", "scans", "writes")
 
@@ -66,29 +67,29 @@ class _PartitionQueues:
         self.reads, self.large = _Queue(self, READS_FIRST), _Queue(self, VALUES_LARGE_MAX)
         self.all = (self.writes, self.reads, self.large, self.scans)
         self.large_keys: dict[bytes, None] = {}
-        """Keys whose values were large when they were read last, in the order of these reads."""
+        """Keys whose values were large at their last read, in the order of these reads."""
         self.apart: dict[bytes, int] = {}
-        """Keys of reads that wait among `large`, with the number of these reads. A later read of such a key waits there
-        too, however small its value has become: reads of one key keep their order."""
+        """Keys of reads that wait in `large`, with the number of these reads. A later read of such a key also waits
+        there, however small its value has become, because reads of one key keep their order."""
 
     def is_for_large(self, key: bytes) -> bool:
-        """Whether a read of the key waits among `large`."""
+        """Return True if a read of the key waits in `large`."""
         return key in self.large_keys or key in self.apart
 
     def add_large(self, read: Waiting) -> None:
-        """Let the read wait among `large`, behind all reads there: they came before it."""
+        """Queue the read in `large`, behind all reads there, which came before it."""
         key = read[1][1]
         self.apart[key] = self.apart.get(key, 0) + 1
         self.large.waiting.append(read)
 
     def no_more_apart(self, key: bytes) -> None:
-        """A read of the key leaves `large`."""
+        """Note that a read of the key leaves `large`."""
         self.apart[key] -= 1
         if not self.apart[key]:
             del self.apart[key]
 
     def note_size(self, key: bytes, *, is_large: bool) -> None:
-        """Remember whether the key's value, which has just been read, is large."""
+        """Remember whether the key's value, which was just read, is large."""
         self.large_keys.pop(key, None)
         if is_large:
             self.large_keys[key] = None
@@ -97,17 +98,17 @@ class _PartitionQueues:
 
 
 class FlowControl:
-    """Decides which operations of one connection wait, and in which order they begin."""
+    """Decides which operations of one connection wait, and in which order they start."""
 
     def __init__(self) -> None:
         self.is_held = False
-        """The other server does not take its answers."""
+        """True while the other server does not read its answers."""
         self.waiting = 0
         self.abandoned = -1
-        """Up to this number nobody wants the operations that wait any more (abandoned.py)."""
+        """Highest number of waiting operations whose results are no longer wanted (abandoned.py)."""
         self._by_partition: dict[PartitionId, _PartitionQueues] = {}
         self.under_way: dict[int, tuple[_Queue, int, bytes]] = {}
-        """By number, operations that bring values: their queue, how many values they may bring, the key of a GET."""
+        """Operations in progress that may return values, by number: queue, number of values, key of a GET."""
 
     def arrive(self, partition: PartitionId, operations: Iterable[Waiting]) -> None:
         queues = self._by_partition.get(partition)
@@ -121,14 +122,14 @@ class FlowControl:
                 if not reads and (known or queues.apart) and queues.is_for_large(op[1]):
                     queues.add_large(each)
                 else:
-                    reads.append(each)  # `take` looks again: those before it may be reads of the same key
+                    reads.append(each)  # `take` checks again, because reads before it may be for the same key
             else:
                 (scans if op[0] in _SCANS else writes).append(each)
         self.waiting += len(writes) + len(reads) + len(scans) + len(queues.large.waiting) - before
 
     def take(self) -> Iterator[Waiting]:
-        """Take the operations that may begin now; each partition's of one kind in the order in which they came. Taken
-        are those that are asked for."""
+        """Yield the operations that may start now, those of one partition and kind in order of arrival. An operation
+        counts as started when it is yielded."""
         if not self.waiting or self.is_held:
             return
         for queues in self._by_partition.values():
@@ -138,7 +139,9 @@ class FlowControl:
                     _, op, number, _, _ = waiting[0]
                     code = op[0]
                     if are_reads and (queues.large_keys or queues.apart) and queues.is_for_large(op[1]):
-                        queues.add_large(waiting.popleft())  # once for each: to look through all for a key takes longer
+                        queues.add_large(
+                            waiting.popleft()
+                        )  # moved once each, because searching all reads for a key takes longer
                         continue
                     values = 1 if code == _GET else values_of(op) if code != _PUT or op[4] & _RETURN_OLD else 0
                     if values and number > self.abandoned:
@@ -152,18 +155,19 @@ class FlowControl:
                     yield waiting.popleft()
 
     def newest(self) -> int:
-        """The number of what has come last of all that waits; 0 if nothing does."""
+        """Return the number of the newest waiting operation; 0 if none waits."""
         return max((waiting[-1][2] for waiting in self._all_waiting()), default=0)
 
     def oldest(self, heard: int) -> int:
-        """How many frames of results the sender had taken in when it sent what waits here longest, or `heard`."""
+        """Return how many result frames the sender had received when it sent the oldest waiting operation, or
+        `heard`."""
         return min((waiting[0][4] for waiting in self._all_waiting()), default=heard)
 
     def _all_waiting(self) -> Iterator[deque[Waiting]]:
         return (queue.waiting for queues in self._by_partition.values() for queue in queues.all if queue.waiting)
 
     def end(self, number: int, size: int) -> None:
-        """End an operation that is answered with a value of `size` bytes, or without one."""
+        """Complete an operation that was answered with a value of `size` bytes, or without a value."""
         found = self.under_way.pop(number, None)
         if found is None:
             return
@@ -181,13 +185,13 @@ class FlowControl:
             queue.values_max = more if queue.waiting else min(more, queue.values_first)
 
     def clear(self) -> None:
-        """The connection is lost: nothing more is begun."""
+        """Drop everything, because the connection is lost."""
         self._by_partition.clear()
         self.waiting = 0
 
 
 def values_of(op: Op) -> int:
-    """How many of the largest values the operation's answer may be as large as."""
+    """Return the maximum size of an operation's answer, in largest values."""
     match op[0]:
         case Code.GET | Code.SCAN | Code.RANGE:
             return 1

@@ -1,13 +1,13 @@
-"""The messages between servers, as bytes. Decides only. Golden bytes are in its test.
+"""The messages between servers, as bytes. Decides only. Its test has golden bytes.
 
     stream  := frame*
     frame   := length u32 big endian | body
     body    := MessagePack of one of the arrays below, its kind first
 
-Each side of a link decodes with types and bounds (lengths, codes, counts) before anything is done; what does not fit is
-FrameError, and its link ends. Fields behind those that a side knows are passed over, from version 3 of the link on: new
-ones come last, have a default, and are sent on such links only (docs/protocol.md V3). Columns keep thousands of
-operations to a few microseconds: the common ones are decoded straight into the tuples that partitions take.
+Each side of a link decodes with types and bounds (lengths, codes, counts) before it acts. Anything else raises
+FrameError and ends the link. From link version 3 on, unknown trailing fields are ignored: new fields come last, have a
+default, and are sent only on such links (docs/protocol.md V3). Columns keep thousands of operations to a few
+microseconds: the common operations are decoded directly into the tuples that partitions take.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvstore.partition.state.traits import IN_BATCH, KEYLESS
 FRAME_BYTES_MAX = 32 << 20
 HEADER = struct.Struct(">I")
 BODY_BYTES_MAX = 8 << 20
-"""The largest body of a call between replicas, and of its answer."""
+"""Maximum size of the body of a call between replicas, and of its answer."""
 
 _Key = Annotated[bytes, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
 _Value = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
@@ -51,8 +51,7 @@ class Lane(Struct, array_like=True):
     others: list[tuple[_Id, tuple[Any, ...]]] = []
 
     def in_order(self) -> tuple[list[tuple[int, Op]], list[tuple[int, InvalidRequest]]]:
-        """Return all operations in the order in which they were submitted, and why some of the rarer ones cannot be
-        done."""
+        """Return all operations in submission order, and the errors of rarer operations that are invalid."""
         if not self.puts and not self.others:
             return self.gets, []
         good: list[tuple[int, Op]] = [*self.gets, *self.puts]
@@ -67,13 +66,13 @@ class Lane(Struct, array_like=True):
 
 
 class Operations(Struct, array_like=True, tag=1):
-    """Operations that the sender was asked for and the receiver leads."""
+    """Operations that the sender received and the receiver leads."""
 
     ring_version: int
     lanes: list[Lane]
     heard: _Id = 0
-    """Frames of results that the sender had taken in. What it sent before it heard of a refusal is refused too, so that
-    a partition's operations are done in the order in which they came to the sender."""
+    """Number of result frames that the sender had received. Operations sent before the sender received a refusal are
+    refused too, so that a partition's operations are done in the order in which they came to the sender."""
 
 
 class Results(Struct, array_like=True, tag=2):
@@ -85,11 +84,11 @@ class Results(Struct, array_like=True, tag=2):
     absent: list[_Id] = []
     others: list[tuple[_Id, Any]] = []
     progress: list[tuple[_Name, int, int]] = []
-    """(partition, sequence, time) no smaller than those of any answer in here."""
+    """(partition, sequence, time) of at least the progress of any answer in this frame."""
 
 
 class Call(Struct, array_like=True, tag=3):
-    """A question of one partition's replica to another."""
+    """A question of one partition's replica to another replica."""
 
     number: _Id
     partition: _Name
@@ -106,27 +105,27 @@ class Answer(Struct, array_like=True, tag=4):
 
 
 class Ping(Struct, array_like=True, tag=5):
-    """Says that the sender lives; answered with itself."""
+    """Shows that the sender is alive. It is echoed."""
 
     number: _Id
 
 
 class Goodbye(Struct, array_like=True, tag=6):
-    """Asks the sender of operations to send nothing more, and to close when everything has been answered."""
+    """Asks the sender of operations to send nothing more, and to close when everything is answered."""
 
 
 Message = Operations | Results | Call | Answer | Ping | Goodbye
 
 
 class FrameError(Exception):
-    """A peer sent bytes that are no frame of this protocol."""
+    """A peer sent bytes that are not a frame of this protocol."""
 
 
 def encode(message: Message) -> bytes:
-    """The message as a frame. Raises FrameError if it is larger than a frame may be."""
+    """Return the message as a frame. Raises FrameError if it exceeds the maximum size."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
-        raise FrameError(f"a frame of {len(body)} bytes, at most {FRAME_BYTES_MAX}")
+        raise FrameError(f"expected a frame of at most {FRAME_BYTES_MAX} bytes, got {len(body)}")
     return HEADER.pack(len(body)) + body
 
 
@@ -138,7 +137,7 @@ def _decoded(body: bytes) -> Message:
 
 
 class Frames:
-    """Cuts a stream of bytes into frames. Holds at most one incomplete frame."""
+    """Splits a stream of bytes into frames. Holds at most one incomplete frame."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -146,10 +145,10 @@ class Frames:
         self._needed = HEADER.size
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that `data` completes. Raises FrameError for what is none, and for a length beyond the bound."""
+        """Yield the messages that `data` completes. Raises FrameError for malformed frames and excessive lengths."""
         size = len(data)
         may_be_one = not self._size and HEADER.size <= size <= FRAME_BYTES_MAX
-        if may_be_one and HEADER.unpack_from(data)[0] == size - HEADER.size:  # as mostly
+        if may_be_one and HEADER.unpack_from(data)[0] == size - HEADER.size:  # the common case
             yield _decoded(data[HEADER.size :])
             return
         self._parts.append(data)
@@ -164,7 +163,7 @@ class Frames:
                 break
             (length,) = HEADER.unpack_from(data, at)
             if length > FRAME_BYTES_MAX:
-                raise FrameError(f"a frame of {length} bytes, at most {FRAME_BYTES_MAX}")
+                raise FrameError(f"expected a frame of at most {FRAME_BYTES_MAX} bytes, got {length}")
             end = at + HEADER.size + length
             if end > size:
                 self._needed = end - at
@@ -195,51 +194,51 @@ _SHAPES: dict[int, tuple[type, ...]] = {
     Code.CHECK: (_INT, _BYTES, _INT, _INT, object),
 }
 _RANGES = frozenset((int(Code.SCAN), int(Code.RANGE)))
-"""They may begin behind the longest key."""
+"""Ranges may begin one byte beyond the longest key."""
 _WITH_REQUEST = frozenset(code for code, shape in _SHAPES.items() if object in shape)
 
 
 def restored(op: tuple[Any, ...]) -> Op:
-    """One of the rarer operations as partitions take it: nested arrays as tuples, the request id by name. Raises
-    FrameError for anything that is not an operation."""
+    """Return one of the rarer operations in the form that partitions take: nested arrays as tuples, and the request id
+    as a RequestId. Raises FrameError for anything that is not an operation."""
     if not op:
-        raise FrameError("an empty operation")
+        raise FrameError("expected an operation, got an empty array")
     code = op[0]
     if code in _WITH_REQUEST and op[-1] is not None:
         op = (*op[:-1], _request(op[-1]))
     if code == Code.BATCH and len(op) > 2 and isinstance(op[2], list):
         ops = tuple(restored(tuple(each)) for each in op[2] if isinstance(each, list))
         if len(ops) != len(op[2]) or any(each[0] not in IN_BATCH for each in ops):
-            raise FrameError("a batch with what cannot stand in one")
+            raise FrameError("expected only operations that a batch allows")
         op = (*op[:2], ops, *op[3:])
     check_op(op)
     return op
 
 
 def check_op(op: tuple[Any, ...]) -> None:
-    """Raises FrameError unless `op` has the shape and the bounds of an operation."""
+    """Raise FrameError unless `op` has the shape and the bounds of an operation."""
     shape = _SHAPES.get(op[0]) if op and type(op[0]) is int else None
     if shape is None or not len(shape) - (op[0] == Code.SCAN_TOKENS) <= len(op) <= len(shape):
-        raise FrameError("an unknown operation")
+        raise FrameError("expected a known operation")
     for value, kind in zip(op, shape, strict=False):
         if kind is object:
             if value is not None and type(value) is not RequestId:
-                raise FrameError(f"operation {op[0]}: a malformed request id")
+                raise FrameError(f"operation {op[0]}: malformed request id")
         elif type(value) is not kind:
-            raise FrameError(f"operation {op[0]}: want {kind.__name__}, got {type(value).__name__}")
+            raise FrameError(f"operation {op[0]}: expected {kind.__name__}, got {type(value).__name__}")
     if op[0] == Code.SCAN_TOKENS:
         return
     if not (0 if op[0] in KEYLESS else 1) <= len(op[1]) <= KEY_BYTES_MAX + (op[0] in _RANGES):
-        raise FrameError(f"operation {op[0]}: a key of {len(op[1])} bytes")
+        raise FrameError(f"operation {op[0]}: invalid key length of {len(op[1])} bytes")
     if len(op) > 2 and type(op[2]) is bytes and len(op[2]) > VALUE_BYTES_MAX:
-        raise FrameError(f"operation {op[0]}: a value of {len(op[2])} bytes")
+        raise FrameError(f"operation {op[0]}: invalid value length of {len(op[2])} bytes")
 
 
 def _request(fields: Any) -> RequestId:
     try:
         return msgspec.convert(fields, RequestId)
     except msgspec.ValidationError as error:
-        raise FrameError(f"a malformed request id: {error}") from error
+        raise FrameError(f"malformed request id: {error}") from error
 
 
 # ── errors ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,11 +257,11 @@ def _encode_error(value: Any) -> Ext:
 
 def _decode_error(code: int, data: memoryview) -> StoreError:
     if code != _ERROR_EXT:
-        raise ValueError(f"an unknown extension {code}")
+        raise ValueError(f"unknown extension {code}")
     name, *arguments = _error_decoder.decode(data)
     cls = _ERRORS.get(str(name))
     if cls is None:
-        # A newer server's error: what it means for the operation is not known here.
+        # An error of a newer server: its meaning for the operation is unknown here.
         return OutcomeUnknown(f"{name}: {arguments}")
     return cls(*arguments)
 

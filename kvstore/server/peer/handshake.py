@@ -1,4 +1,4 @@
-"""A connection whose client says that it is another server, until it has proven it (docs/protocol.md H8)."""
+"""A connection whose client claims to be another server, until the claim is proven (docs/protocol.md H8)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kvstore.types import ServerId
 log = logging.getLogger(__name__)
 
 PROOF_S = 2.0
-"""How long a proof may take."""
+"""Maximum time for a proof."""
 SAID_AGAIN_S = 60.0
 SAID_MAX = 1_000
-"""Addresses that are remembered, so that each is logged once in that time."""
+"""Maximum number of remembered addresses, so that each is logged once per SAID_AGAIN_S."""
 
 
 class RefusedPeers:
-    """Counts the connections that were refused, and logs them once a minute for each address."""
+    """Counts refused connections, and logs each address at most once a minute."""
 
     def __init__(self, clock: Clock) -> None:
         self.count = 0
@@ -35,7 +35,9 @@ class RefusedPeers:
         now = self._clock.now()
         if now - self._said.get(address, now - SAID_AGAIN_S) < SAID_AGAIN_S:
             return
-        log.warning("address=%s is not let in as a server: %r", address, text)  # a stranger wrote part of it
+        log.warning(
+            "refused a server link address=%s reason=%r", address, text
+        )  # partly written by an unauthenticated peer
         self._said.pop(address, None)
         if len(self._said) >= SAID_MAX:
             del self._said[next(iter(self._said))]
@@ -43,36 +45,36 @@ class RefusedPeers:
 
 
 def shown_on(stream: Stream) -> Certificate | None:
-    """The other side's certificate, where the listener asks for one."""
+    """Return the other side's certificate, if the listener requests one."""
     found: Certificate | None = stream.get_extra_info("peercert")
     return found
 
 
 class HandshakeOwner(Protocol):
-    """Lets other servers in: kvstore.server.peer.server.PeerServer."""
+    """Accepts links of other servers: kvstore.server.peer.server.PeerServer."""
 
     credentials: Credentials
     versions: versions.Versions
 
     def host_of(self, server: ServerId) -> str | None:
-        """Where the server is registered, or was last."""
+        """Return the host at which the server is or was last registered."""
         ...
 
     def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> StreamHandler:
-        """Begin the link, of this version, of a server that has proven itself. Raises HandshakeRefused."""
+        """Start the link of a server with proven identity. Raises HandshakeRefused."""
         ...
 
     def note_refused(self, stream: Stream, refused: HandshakeRefused) -> None: ...
 
 
 class PeerHandshake:
-    """The StreamHandler of such a connection, until the other side has proven itself and the link takes the stream, or
-    until that side is gone. `leave` is called then."""
+    """The StreamHandler of such a connection until the link takes over the stream, or until the other side is gone.
+    `leave` is called then."""
 
     def __init__(self, owner: HandshakeOwner, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> None:
         """Raises HandshakeRefused."""
         self._owner, self._stream, self._leave = owner, stream, leave
-        known = owner.versions  # a server that cannot do what the cluster does is not let in (docs/protocol.md V2)
+        known = owner.versions  # refuse a server that does not support the cluster version (docs/protocol.md V2)
         least, most = versions.link_version(known.cluster), versions.link_version(known.can)
         self._called = CalledSide(owner.credentials, words, least=least, most=most)
         caller = self._called.caller
@@ -82,7 +84,7 @@ class PeerHandshake:
         stream.write(self._called.nonce())
 
     def connection_made(self, transport: Stream) -> None:
-        raise AssertionError("the connection was made before it was taken over")
+        raise AssertionError("the connection existed before the handshake")
 
     def data_received(self, data: bytes) -> None:
         if self._stream.is_closing():
@@ -105,10 +107,10 @@ class PeerHandshake:
         self._leave()
 
     def pause_writing(self) -> None:
-        """Little is sent."""
+        """Nothing to do: the handshake sends little."""
 
     def resume_writing(self) -> None:
-        """Little is sent."""
+        """Nothing to do: the handshake sends little."""
 
     def _time_is_up(self) -> None:
         self._refuse(HandshakeRefused(f"peer: no proof within {PROOF_S:g} s"))

@@ -1,7 +1,7 @@
-"""Whether a certificate is that of the server which it is shown for (docs/protocol.md H8). Decides only.
+"""Checks whether a certificate belongs to the server that shows it (docs/protocol.md H8). Decides only.
 
-It is, if it names the server's id, or the host at which that server is or was registered in the metadata store. A
-client's certificate names neither, although the same authority has signed it.
+A certificate belongs to a server if it names the server's id, or the host at which the server is or was registered in
+the metadata store. A client's certificate names neither, although the same CA has signed it.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ from typing import Any
 from kvstore.server.access.certificates import common_names
 
 Certificate = Mapping[str, Any]
-"""As `ssl.SSLSocket.getpeercert` gives it."""
+"""The form of `ssl.SSLSocket.getpeercert`."""
 
 
 def certificate_fault(certificate: Certificate | None, server: str, host: str | None) -> str:
-    """Why the certificate is not the server's; empty if it is, or if nobody had to show one."""
+    """Return why the certificate does not belong to the server; empty if it does, or if none was required."""
     if not certificate:
         return ""
     names = list(_names(certificate))
     wanted = [server] if host is None else [server, host]
     if any(_covers(name, each) for name in names for each in wanted):
         return ""
-    return f"its certificate is of {', '.join(names) or 'nobody'}, want {' or '.join(wanted)}"
+    return f"expected a certificate of {' or '.join(wanted)}, got one of {', '.join(names) or 'no name'}"
 
 
 def is_named(certificate: Certificate | None, wanted: Iterable[str]) -> bool:
-    """Whether one of its names, common or alternative, is wanted; `*.kv.internal` wants all one label below it."""
+    """Return True if a common or alternative name is in `wanted`. `*.kv.internal` matches every name one label below
+    it."""
     names = [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
     names += common_names(certificate)
     return any(_covers(each, name) for each in wanted for name in names)
 
 
 def host_of(address: str) -> str:
-    """The host of `host:port`."""
+    """Return the host of `host:port`."""
     return address.rpartition(":")[0].strip("[]")
 
 
 def _names(certificate: Certificate) -> Iterator[str]:
-    """Its alternative names; its common name only if there are none, as for hosts."""
+    """Yield the alternative names; the common name only if there are none, as for hosts."""
     alternative = [name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
     if alternative:
         yield from alternative

@@ -1,7 +1,7 @@
-"""One link to another server: a connection for operations that it leads and for the calls between replicas.
+"""One link to another server: a connection for operations that the other server leads, and for calls between replicas.
 
-What is submitted in one turn of the event loop leaves as one frame, and results come back in frames. When a link
-breaks, what had not been sent, and reads, go back to the dispatcher; a mutation that had been sent is OutcomeUnknown.
+Everything submitted in one turn of the event loop leaves as one frame, and results come back in frames. When a link
+breaks, reads and everything unsent go back to the dispatcher; a mutation that had been sent becomes OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 
 SILENCE_S = 3.0
-"""A link that owes answers and says nothing for so long is broken."""
+"""Time of silence after which a link that owes answers counts as broken."""
 QUIET_S = 2.0
-"""A link that waits for an answer is not quiet for so long while the other side lives: it echoes a ping after 1.0 to
-1.7 s."""
+"""Time of silence that does not occur on a link with open answers while the other side is alive, because a ping is
+echoed after 1.0 to 1.7 s."""
 SWEEP_S = 0.5
 STOOD_STILL_S = 2 * SWEEP_S
-"""A sweep that comes so late tells that this process was stopped, or had no turn."""
+"""Delay of a sweep that shows that this process was stopped or starved."""
 WRITE_HIGH_BYTES = 4 << 20
 
 
@@ -60,49 +60,49 @@ class LinkOwner(Protocol):
     traces: Traces
 
     def version_to(self, server: ServerId) -> int:
-        """Choose the version of a link to the server."""
+        """Return the version of a link to the server."""
         ...
 
     def lost(self, link: PeerLink) -> None:
-        """The link is gone."""
+        """Handle the loss of the link."""
         ...
 
     def complain(self, server: ServerId, error: FrameError) -> None:
-        """The server has not proven itself, or has sent what is no frame."""
+        """Handle a server that has not proven its identity or has sent malformed frames."""
         ...
 
 
 class PeerLink:
-    """One connection to another server, from its connect to its loss; a StreamHandler. Not used again after that."""
+    """One connection to another server, from connecting to its loss; a StreamHandler. Not reused after that."""
 
     def __init__(self, links: LinkOwner, server: ServerId) -> None:
         self.server = server
         self.is_open = False
         self._is_full = self._is_leaving = self._is_outdone = False
-        """The other side does not read; it stops; both sides can do a higher version by now."""
+        """The other side does not read; it is stopping; both sides support a higher version by now."""
         self.flight = Flight(server, links.forwarded_max)
         self._links, self._traces = links, links.traces
         self._stream: Stream | None = None
         self.version = links.version_to(server)
-        """Which operations and fields may be sent on it (docs/protocol.md V3)."""
+        """Determines which operations and fields may be sent (docs/protocol.md V3)."""
         self._caller = CallingSide(links.credentials, server, self.version)
         self._frames = Frames()
         self._lanes: dict[PartitionId, Lane] = {}
-        """Operations that leave with the next frame, at the end of this turn of the event loop."""
+        """Operations for the next frame, at the end of this turn of the event loop."""
         self._frame_bytes = 0
-        """At least the bytes of the frame that is taken next."""
+        """At least the bytes of the next frame to be handled."""
         self._results = 0
-        """How many frames of results have come."""
+        """Number of result frames received."""
         self._answers = ResultDelivery()
         self._sweeps: deque[tuple[float, int]] = deque()
-        """The time of each sweep, and the last number that was under way then."""
+        """The time of each sweep, and the last number in progress then."""
         self._calls = LinkCalls(server, self._write, self.flight.next_number)
         self.heard_at = self._swept_at = links.now()
-        """When the other side was last heard, or the attempt to connect began; time in which this process stood still
-        counts as if it had been heard."""
+        """When bytes of the other side last arrived, or when connecting began. A pause of this process does not count
+        as silence."""
         self._timer: asyncio.TimerHandle | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the link can be used; OSError or FrameError when it will never be."""
+        """Done when the link is usable; OSError or FrameError if it never will be."""
 
     # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -129,19 +129,19 @@ class PeerLink:
 
     @property
     def in_flight(self) -> int:
-        """Operations sent and not answered."""
+        """Number of operations sent and not answered."""
         return len(self.flight.pending)
 
     async def call(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
-        """One call between replicas. Raises Overloaded, OutcomeUnknown, Unavailable if it was lost since it was opened,
-        and what the other side raised."""
+        """Make one call between replicas. Raises Overloaded, OutcomeUnknown, Unavailable if the link was lost after it
+        was opened, and what the other side raised."""
         if not self.is_open:
             raise Unavailable(f"the link to {self.server} was lost")
         return await self._calls.make(partition, method, body, timeout_s)
 
     def close(self) -> None:
         self.is_open = False
-        self.flight.is_closed_for_more = True  # what is submitted before the loss is noticed goes elsewhere
+        self.flight.is_closed_for_more = True  # operations submitted before the loss is noticed go elsewhere
         if self._stream is not None:
             self._stream.abort()
 
@@ -192,7 +192,8 @@ class PeerLink:
         self.flight.is_closed_for_more = self._is_full or self._is_leaving or self._is_outdone or not self.is_open
 
     def _greet(self, data: bytes) -> bytes:
-        """Prove that this server is of the cluster, and have the other side prove it; return what follows its proof."""
+        """Prove that this server belongs to the cluster, verify the other side's proof, and return the bytes after
+        that."""
         proof, rest = self._caller.take(data)
         self._write(proof)
         if not self._caller.is_proven:
@@ -208,7 +209,7 @@ class PeerLink:
     def fail_opening(self, error: Exception) -> None:
         if not self.opened.done():
             self.opened.set_exception(error)
-            self.opened.exception()  # nobody has to wait for it
+            self.opened.exception()  # no caller needs to wait for it
 
     def _write(self, data: bytes) -> None:
         if self._stream is not None:
@@ -232,7 +233,7 @@ class PeerLink:
                 self._send_singly(lane)
 
     def _send_singly(self, lane: Lane) -> None:
-        """Too much for one frame: one frame for each."""
+        """Send each operation in a frame of its own, because together they are too large."""
         for number, op in sorted([*lane.gets, *lane.puts, *lane.others]):
             single = Lane(lane.partition, [], [], [(number, op)])
             self._write(self._encoded([single]))
@@ -245,7 +246,7 @@ class PeerLink:
     def _take(self, message: frames.Message) -> None:
         match message:
             case Operations() | Call():
-                raise FrameError(f"a {type(message).__name__} from the answering side")
+                raise FrameError(f"unexpected {type(message).__name__} from the answering side")
             case Results():
                 self._take_results(message)
             case Answer():
@@ -282,15 +283,15 @@ class PeerLink:
             self._links.dispatcher.reads_answered(self.flight)
 
     def _give(self, numbers: list[int], results: list[Any]) -> None:
-        """Complete these operations of the flight; some may be over."""
+        """Complete these operations of the flight; some may already be over."""
         ended = list(map(self.flight.pending.pop, numbers, repeat(None)))
         there = [(entry[1], result) for entry, result in zip(ended, results, strict=True) if entry is not None]
         self.flight.bytes -= sum([pending.size for pending, _ in there])
         self._answers.give_all([(pending.sink, pending.token, result) for pending, result in there])
 
     def _take_refusals(self, results: list[tuple[int, Any]]) -> None:
-        """Take refused operations back, which go out again before anything that follows them can be submitted; and what
-        was submitted before this frame was heard says so (docs/protocol.md M15)."""
+        """Take back refused operations, which are sent again before anything later is submitted. Operations submitted
+        before this frame arrived are marked so (docs/protocol.md M15)."""
         refused = sorted((each for each in results if isinstance(each[1], NotLeader | Moved)), key=itemgetter(0))
         if refused:
             self.flush()
@@ -299,7 +300,7 @@ class PeerLink:
     # ── loss and silence ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _give_up(self) -> None:
-        """Tell the dispatcher and the callers that the connection is gone, and with it what had not been sent."""
+        """Report the loss of the connection, and of everything unsent, to the dispatcher and the callers."""
         columns = (column for lane in self._lanes.values() for column in (lane.gets, lane.puts, lane.others))
         unsent = (number for column in columns for number, _ in column)
         first_unsent = min(unsent, default=self.flight.last_number + 1)
@@ -308,16 +309,18 @@ class PeerLink:
         self._calls.lose()
 
     def _sweep(self) -> None:
-        """End what has waited too long, and a link that owes answers and is silent."""
+        """End operations that have waited too long, and a silent link that owes answers."""
         now = self._links.now()
         self._timer = asyncio.get_running_loop().call_later(self._links.beat.delay_s(SWEEP_S), self._sweep)
         since_s, self._swept_at = now - self._swept_at, now
         if since_s > STOOD_STILL_S:
-            self.heard_at = now  # it was this process that said nothing: first it reads what has come meanwhile
+            self.heard_at = now  # this process was paused: first it reads what has arrived meanwhile
             return
         if self.version < self._links.version_to(self.server):
-            # docs/protocol.md V3. It ends for a link of the higher version once no operation is under way. Calls are
-            # lost, and repeated by those who made them: one that waits for news is under way nearly always.
+            # docs/protocol.md V3. The link ends once no operation is in progress, to be replaced by one of the higher
+            # version.
+            # Calls are lost and repeated by their callers, because a call that waits for news is nearly always in
+            # progress.
             self._is_outdone = True
             self._note_room()
         if self._is_outdone and not self.flight.pending:
@@ -325,7 +328,7 @@ class PeerLink:
             return
         owes = self._owes_answers()
         if owes and now - self.heard_at > SILENCE_S:
-            log.warning("server=%s says nothing for %.1f s, closing the link", self.server, now - self.heard_at)
+            log.warning("server=%s has been silent for %.1f s, closing the link", self.server, now - self.heard_at)
             self.close()
             return
         if not owes:
@@ -360,13 +363,13 @@ class PeerLink:
 
     # docs/protocol.md P40
     def last_heard_at(self, now: float) -> float:
-        """Return when the other side of a lost link was last heard; `now` if this process has just stood still."""
+        """Return when bytes of the other side of a lost link last arrived; `now` if this process was just paused."""
         return self.heard_at if self._is_awake(now) else now
 
     # docs/protocol.md P40
     def silent_s(self, now: float) -> float | None:
-        """Return for how many seconds the other side has owed an answer and sent nothing, not even the echo of a ping;
-        None if that is not long, if it owes nothing, or if this process has just stood still."""
+        """Return for how many seconds the other side has owed an answer and sent nothing, not even a ping echo. None if
+        that is short, if it owes nothing, or if this process was just paused."""
         silent_s = now - self.heard_at
         return silent_s if silent_s >= QUIET_S and self._is_awake(now) and self._owes_answers() else None
 
@@ -377,8 +380,8 @@ class PeerLink:
 
     # docs/protocol.md V3
     def _known_there(self, lanes: list[Lane]) -> list[Lane]:
-        """Return the lanes without the operations that the other side does not know, and would call malformed: these
-        are refused here, soon."""
+        """Return the lanes without operations that the other side does not know and would call malformed. These
+        operations are refused here, soon."""
         unknown: dict[int, int] = {}
         for lane in lanes:
             wanted = [(number, version_of(op)) for number, op in lane.others]
@@ -390,11 +393,12 @@ class PeerLink:
         return [lane for lane in lanes if lane.gets or lane.puts or lane.others]
 
     def _refuse(self, unknown: dict[int, int]) -> None:
-        """Refuse operations; by number, the cluster version that each takes."""
+        """Refuse operations, given by number with the cluster version that each needs."""
         errors = [
             NotYetRaised(
-                f"want cluster version {version}, and server {self.server}, where it would be done, cannot: upgrade "
-                f"all servers to kvstore {release_for(version)} or later"
+                f"expected cluster version {version}, but server {self.server}, which leads the partition, does not "
+                "support it; "
+                f"upgrade all servers to kvstore {release_for(version)} or later"
             )
             for version in unknown.values()
         ]
@@ -403,7 +407,7 @@ class PeerLink:
 
 
 def _weigh(flight: Flight, results: Results, now: float) -> None:
-    """Note which clients' values are large, before these are given to the clients."""
+    """Note which clients' values are large, before the clients receive them."""
     reads, pending = flight.reads, flight.pending
     for number, record in results.records:
         size = len(record[0])

@@ -1,4 +1,5 @@
-"""Links to the other servers: which servers have one, how it is made, and the calling half of the replicas' Peers."""
+"""Manages the links to other servers: which servers have one, how it is opened, and the calling half of the replicas'
+Peers."""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ from kvstore.types import PartitionId, ServerId
 CONNECT_TIMEOUT_S = 2.0
 CONNECT_AGAIN_S = 0.1
 CUT_OFF_S = 5.0
-"""For how long a failed attempt to connect says something about the network."""
+"""Time for which a failed connection attempt counts as information about the network."""
 HERE_MAX = 1_024
-"""Calls of replicas to others on this server that are under way."""
+"""Maximum number of concurrent calls between replicas on this server."""
 REFUSAL_S = 60.0
-"""How long a refused link is reported, unless the next one is accepted."""
+"""Time for which a refused link is reported, unless the next attempt succeeds."""
 COMPLAIN_S = 60.0
-"""A link that is refused is tried again and again, and logged once in that time."""
+"""Interval of log lines about a refused link, which is retried constantly."""
 
 log = logging.getLogger(__name__)
 
 
 class PeerLinks:
-    """The links to all other servers: the dispatcher's Links, and the calling half of the replicas' Peers."""
+    """The links to all other servers: the dispatcher's links, and the calling half of the replicas' Peers."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class PeerLinks:
         serve_here: Callable[[ServerId, PartitionId, str, bytes], Awaitable[bytes]],
         known: versions.Versions = versions.FIXED,
     ) -> None:
-        """`known`: what this server can do, and what its cluster is at."""
+        """`known`: the version that this server supports and its cluster's version."""
         self._versions = known
         self.credentials, self.dispatcher, self.forwarded_max = credentials, dispatcher, forwarded_max
         self.server = credentials.server
@@ -52,31 +53,31 @@ class PeerLinks:
         self._serve_here = serve_here
         self._here = 0
         self._waiting: dict[asyncio.Future[bytes], None] = {}
-        """For answers of replicas here."""
+        """Open answers of local replicas."""
         self._nursery = env.nursery.child("peer links")
         self.by_server: dict[ServerId, PeerLink] = {}
         self._addresses: dict[ServerId, str] = {}
-        """The last ones known: a server whose znode is gone may still be there."""
+        """The last known addresses. A server whose znode is gone may still be running."""
         self._refused_at: dict[ServerId, float] = {}
         self._reach = Reach()
         self._complaints = 0
         self._complained_at: dict[ServerId, float] = {}
         self._refusals: dict[ServerId, tuple[float, str]] = {}
-        """When and why servers last refused a link of this server."""
+        """Time and reason of the last refusal by each server."""
         self.lost_links = 0
         self._is_closed = False
 
     # ── for the dispatcher ────────────────────────────────────────────────────────────────────────────────────────────
 
     def connect(self, server: ServerId) -> None:
-        """Begin to open a link to the server, if there is none."""
+        """Start opening a link to the server, if there is none."""
         if server not in self.by_server:
             self._open(server)
 
     def is_cut_off(self, servers: Collection[ServerId]) -> bool:
-        """Whether the last attempts to connect to all of these servers have failed. Two at least: the silence of one
-        says more about it than about this server. A server that is cut off tries again, since nobody will send it
-        operations, for which it would connect."""
+        """Return True if the last connection attempts to all of these servers have failed. Requires at least two
+        servers, because the silence of one says more about that server. A server that is cut off retries here, because
+        it receives no operations that would cause it to connect."""
         since = self.now() - CUT_OFF_S
         if len(servers) < 2 or not all(self._has_failed(server, since) for server in servers):
             return False
@@ -95,11 +96,11 @@ class PeerLinks:
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         """See kvstore.partition.ports.Peers."""
         if len(body) > frames.BODY_BYTES_MAX:
-            raise InvalidRequest(f"a call of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
+            raise InvalidRequest(f"expected a call of at most {frames.BODY_BYTES_MAX} bytes, got {len(body)}")
         if server == self.server:
             return await self._call_here(partition, method, body, timeout_s)
         link = self.by_server.get(server)
-        if link is None:  # and not merely idle, which its length would say
+        if link is None:  # tests for None, because an idle link may be falsy
             link = self._open(server, at_once=True)
         if link is None:
             raise Unavailable(f"no address is known for server {server}")
@@ -111,7 +112,7 @@ class PeerLinks:
         except ConnectionRefusedError as error:
             raise PeerRefused(f"{server} refuses connections: {error}") from error
         except (OSError, FrameError, TimeoutError) as error:
-            raise Unavailable(f"{server} cannot be reached: {error or 'no answer in time'}") from error
+            raise Unavailable(f"{server} is unreachable: {error or 'no answer in time'}") from error
         return await link.call(partition, method, body, timeout_s)
 
     # docs/protocol.md P40
@@ -123,12 +124,12 @@ class PeerLinks:
         return self._reach.unheard_s(server, self.now())
 
     async def _call_here(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
-        """The same as by a link: nobody waits longer than he said, and what has begun goes to its end, whatever becomes
-        of who called."""
+        """Call a replica on this server as over a link: the timeout holds, and a started call runs to its end even if
+        its caller is cancelled."""
         if self._is_closed:
-            raise Unavailable(f"server {self.server} stops")
+            raise Unavailable(f"server {self.server} is stopping")
         if self._here >= HERE_MAX:
-            raise Overloaded(f"{HERE_MAX} calls to {self.server} are under way")
+            raise Overloaded(f"expected at most {HERE_MAX} concurrent calls to {self.server}; retry")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._here += 1
         self._nursery.spawn(self._answer_here(answer, partition, method, body), name=f"{partition} {method}")
@@ -158,7 +159,7 @@ class PeerLinks:
     # ── for links ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def lost(self, link: PeerLink) -> None:
-        """The link is gone; another one is made when it is needed."""
+        """Handle the loss of a link. Another one is opened when needed."""
         if self.by_server.get(link.server) is link:
             del self.by_server[link.server]
             self.lost_links += 1
@@ -168,23 +169,24 @@ class PeerLinks:
 
     # docs/protocol.md V3
     def version_to(self, server: ServerId) -> int:
-        """The highest version that both can do, as far as the server has said; once the cluster is at a higher one, all
-        of its servers can do that."""
+        """Return the highest version that both sides support, as far as the server has stated its version. All servers
+        support the cluster version."""
         member = self.dispatcher.topology.servers.get(server)
         its = max(member.can if member is not None else versions.FIRST, self._versions.cluster)
         return versions.link_version(min(its, self._versions.can))
 
     def complain(self, server: ServerId, error: FrameError) -> None:
-        """The server refuses the link, does not prove itself, or has sent what is no frame: the link ends."""
+        """Handle a server that refuses the link, does not prove its identity, or has sent malformed frames: the link
+        ends."""
         self._complaints += 1
         now = self.now()
         self._refusals[server] = now, str(error)
         if now - self._complained_at.get(server, now - COMPLAIN_S) >= COMPLAIN_S:
             self._complained_at[server] = now
-            log.warning("server=%s no link to it, or no more: %s", server, error)
+            log.warning("server=%s link refused or ended: %s", server, error)
 
     def refusals(self) -> dict[ServerId, str]:
-        """Return why servers have refused the links of this server lately, by server."""
+        """Return why servers have recently refused the links of this server."""
         since = self.now() - REFUSAL_S
         return {
             server: reason
@@ -201,7 +203,7 @@ class PeerLinks:
         }
 
     async def close(self) -> None:
-        """End every link, and make no more; what is under way on them is answered as on a loss."""
+        """End every link and open no more. Operations in progress end as after a loss."""
         self._is_closed = True
         for server in sorted(self.by_server):
             self.by_server[server].close()
@@ -211,8 +213,8 @@ class PeerLinks:
         await self._nursery.close()
 
     def _look(self) -> None:
-        """Try the unheard servers again, as long as they are registered. Nobody else would, because nobody sends them
-        anything while they do not lead."""
+        """Retry unheard servers while they are registered. Nothing else would connect to them, because they lead
+        nothing."""
         if self._is_closed:
             return
         unheard = self._reach.look(self.now())
@@ -231,7 +233,8 @@ class PeerLinks:
         return (link is None or not link.is_open) and self._refused_at.get(server, since) > since
 
     def _open(self, server: ServerId, *, at_once: bool = False) -> PeerLink | None:
-        """Begin to connect. None if no address is known, if the last attempt failed a moment ago, or after `close`."""
+        """Start connecting. Returns None if no address is known, if the last attempt failed a moment ago, or after
+        `close`."""
         address = self._address_of(server)
         if (
             address is None

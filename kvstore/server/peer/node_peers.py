@@ -1,5 +1,4 @@
-"""A node's part in the links between servers: the credentials by which the others know it, and both halves of links as
-its replicas use them."""
+"""A node's part in the links between servers: its credentials, and both halves of links as its replicas use them."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from kvstore.types import PartitionId, ServerId
 
 
 async def credentials_of(env: Env, server: ServerId, store: MetadataStore, secret: ClusterSecret) -> Credentials:
-    """Make the credentials by which the server proves to others that it is of their cluster. Raises MetadataError."""
+    """Return the credentials with which the server proves that it belongs to the cluster. Raises MetadataError."""
     cluster = await LayoutStore(store).instance_id()
     return Credentials(server, cluster, secret.derive_all(PURPOSE), partial(env.random.randbytes, NONCE_BYTES))
 
 
 class NodePeers:
-    """The replicas' Peers: calls go out over this server's links, and come in from its peer server."""
+    """The replicas' Peers: calls go out over this server's links and arrive at its peer server."""
 
     def __init__(self, links: PeerLinks, server: PeerServer) -> None:
         self.call, self.unheard_s = links.call, links.unheard_s

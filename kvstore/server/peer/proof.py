@@ -1,5 +1,5 @@
-"""How two servers prove to each other that they are of one cluster, before anything else is said on a link between
-them (docs/protocol.md H8). Decides only. Golden bytes are in its test.
+"""The mutual proof of two servers that they belong to one cluster, before anything else on a link (docs/protocol.md
+H8). Decides only. Its test has golden bytes.
 
     caller → KVSTORE.PEER version from to cluster nonce      a RESP array of bulk strings
     called → +nonce                                          64 hexadecimal digits, and CR LF
@@ -11,10 +11,10 @@ them (docs/protocol.md H8). Decides only. Golden bytes are in its test.
               before each its length as u16 big endian)
     role   := "caller" | "called"
 
-The version is the caller's choice among those that both can do (docs/protocol.md V3), and part of both proofs: nobody
-in between can lower it. The called side proves nothing to a caller that has not proven itself. A proof is of no use a
-second time, because both sides put a nonce into it; nor to the other side, because it says whose it is; nor at another
-server or in another cluster.
+The caller chooses the version among those that both sides support (docs/protocol.md V3). The version is part of both
+proofs, so an attacker cannot lower it. The called side proves nothing to a caller that has not proven itself. A proof
+cannot be replayed, because both nonces are part of it; it cannot be reflected, because it names the role; and it is
+useless at another server or in another cluster.
 """
 
 from __future__ import annotations
@@ -37,19 +37,18 @@ _CALLER, _CALLED = b"caller", b"called"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The secrets by which a server proves itself."""
+    """The secrets with which a server proves its identity."""
 
     server: ServerId
     cluster: str
-    """Its instance id."""
+    """The cluster's instance id."""
     keys: tuple[bytes, ...] = field(repr=False)
-    """Keys derived from the cluster's secret for this purpose: the one to use, then those that are accepted beside
-    it."""
+    """Keys derived from the cluster's secret for this purpose: first the one to use, then further accepted ones."""
     nonce: Callable[[], bytes] = field(repr=False)
 
 
 class HandshakeRefused(Exception):
-    """The other side is not let in. `answer` is what it is told, the error's text what the log says."""
+    """The other side is refused. `answer` is sent to it; the error's text is logged."""
 
     def __init__(self, answer: str, text: str = "") -> None:
         super().__init__(text or answer)
@@ -81,10 +80,10 @@ class _Meeting:
 
 
 class CallingSide:
-    """The side that has connected. `take` what comes until `is_proven`."""
+    """The connecting side. Call `take` with received bytes until `is_proven`."""
 
     def __init__(self, credentials: Credentials, called: ServerId, version: int = LINK_FIRST) -> None:
-        """`version`: of the link."""
+        """`version` is the version of the link."""
         self.is_proven = False
         self.version = version
         self._own, self._called = credentials, called
@@ -93,7 +92,7 @@ class CallingSide:
         self._received = b""
 
     def hello(self) -> bytes:
-        """Make the first message."""
+        """Return the first message."""
         own = self._own
         words = [
             b"KVSTORE.PEER",
@@ -106,13 +105,13 @@ class CallingSide:
         return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Take bytes of the other side's greeting; return what to send, and what came behind its proof. Raises
-        FrameError if that side refuses, or is not of this cluster."""
+        """Handle bytes of the other side's greeting. Returns the bytes to send and the bytes after the other side's
+        proof. Raises FrameError if that side refuses or does not belong to this cluster."""
         self._received += data
         line, end, rest = self._received.partition(b"\r\n")
         if not end:
             if len(line) > _LINE_MAX:
-                raise FrameError("no greeting")
+                raise FrameError("expected a greeting, got none")
             return b"", b""
         self._received = b""
         if not line.startswith(b"+"):
@@ -120,10 +119,10 @@ class CallingSide:
         found = _unhexed(line[1:])
         if self._meeting is None:
             if rest:
-                raise FrameError("bytes behind a nonce")
+                raise FrameError("unexpected bytes after a nonce")
             return self._answer(found), b""
         if not hmac.compare_digest(found, self._meeting.proof(self._own.keys[0], _CALLED)):
-            raise FrameError(f"who answers for {self._called} does not know the cluster's secret")
+            raise FrameError(f"the process at the address of {self._called} does not know the cluster's secret")
         self.is_proven = True
         return b"", rest
 
@@ -135,26 +134,27 @@ class CallingSide:
 
 
 class CalledSide:
-    """The side that was connected to, by a caller which says that it is a server."""
+    """The accepting side, connected to by a caller that claims to be a server."""
 
     def __init__(
         self, credentials: Credentials, words: list[bytes], *, least: int = LINK_FIRST, most: int = LINK_LATEST
     ) -> None:
-        """`words` of the greeting, behind the first; the versions of the link that will do. Raises HandshakeRefused."""
+        """`words` are the words of the greeting after the first; `least` to `most` are the accepted link versions.
+        Raises HandshakeRefused."""
         own = credentials
         version = next((each for each in range(least, most + 1) if words[0] == b"%d" % each), None)
         if version is None:
             wanted = f"{least} to {most}" if least < most else str(most)
-            raise HandshakeRefused(f"peer version: want {wanted}, got {_shown(words[0])}")
+            raise HandshakeRefused(f"peer version: expected {wanted}, got {_shown(words[0])}")
         if len(words) != 5 or len(words[4]) != NONCE_BYTES:
-            raise HandshakeRefused(f"peer: want version, from, to, cluster and a nonce of {NONCE_BYTES} bytes")
+            raise HandshakeRefused(f"peer: expected version, from, to, cluster and a nonce of {NONCE_BYTES} bytes")
         _, caller, called, cluster, nonce = words
         if cluster != own.cluster.encode():
             raise HandshakeRefused("peer: this server is of another cluster", f"it is of cluster {_shown(cluster)}")
         if called != own.server.encode():
             raise HandshakeRefused(f"peer: this is server {own.server}, not {_shown(called)}")
         if not 1 <= len(caller) <= 128 or caller == called:
-            raise HandshakeRefused(f"peer: want another server, got {_shown(caller)}")
+            raise HandshakeRefused(f"peer: expected another server, got {_shown(caller)}")
         self.caller = ServerId(caller.decode("utf-8", "replace"))
         self.version = version
         self._own = own
@@ -162,14 +162,14 @@ class CalledSide:
         self._received = b""
 
     def nonce(self) -> bytes:
-        """Make the first answer."""
+        """Return the first answer."""
         return b"+%b\r\n" % self._meeting.calleds_nonce.hex().encode()
 
     def take(self, data: bytes) -> bytes:
-        """The answer to a proof that is right; empty while it is incomplete. Raises HandshakeRefused."""
+        """Return the answer to a valid proof, or empty while it is incomplete. Raises HandshakeRefused."""
         self._received += data
         if len(self._received) > PROOF_BYTES:
-            raise HandshakeRefused(f"peer: want a proof of {PROOF_BYTES} bytes and then silence")
+            raise HandshakeRefused(f"peer: expected a proof of {PROOF_BYTES} bytes and nothing more")
         if len(self._received) < PROOF_BYTES:
             return b""
         for key in self._own.keys:
@@ -184,7 +184,9 @@ def _unhexed(text: bytes) -> bytes:
     except (UnicodeDecodeError, ValueError):
         found = b""
     if len(found) != NONCE_BYTES:
-        raise FrameError(f"want {2 * NONCE_BYTES} hexadecimal digits, got {_shown(text)}: perhaps no server of ours")
+        raise FrameError(
+            f"expected {2 * NONCE_BYTES} hexadecimal digits, got {_shown(text)}; the peer may not be a kvstore server"
+        )
     return found
 
 

@@ -1,8 +1,8 @@
-"""Remembers the refusals of which another server has not heard yet. Decides only.
+"""Tracks refusals that another server has not received yet. Decides only.
 
-The other server sends an operation out again when it is refused here, as not led here or as another partition's. Later
-operations on the same partition or key, which that server sent before it heard of the refusal, must not be done first:
-they are refused too (docs/protocol.md M15).
+The other server sends an operation again after it is refused here, as not led here or as belonging to another
+partition. Later operations on the same partition or key that the server sent before it received the refusal must not be
+done first, so they are refused too (docs/protocol.md M15).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from kvstore.server.routing.pending import keys_of
 from kvstore.types import PartitionId
 
 _NOT_SENT = 1 << 62
-"""More frames than any link ever carries."""
+"""More frames than any link carries."""
 Name = TypeVar("Name")
 
 
 class RefusedNames(Generic[Name]):
-    """Partitions or keys of which operations were refused, until the other server has heard of the refusals."""
+    """Partitions or keys with refused operations, until the other server has received the refusals."""
 
     def __init__(self) -> None:
         self.frame_of: dict[Name, int] = {}
-        """The frame of results that tells of each name's last refusal. In the order of these frames."""
+        """The result frame that carries the last refusal of each name, in the order of these frames."""
         self._unsent: list[Name] = []
 
     def refuse(self, names: Iterable[Name]) -> None:
@@ -35,15 +35,15 @@ class RefusedNames(Generic[Name]):
             self._unsent.append(name)
 
     def tell(self, frame: int) -> None:
-        """Note that the refusals up to now have left with this frame, or with an earlier one."""
+        """Note that the refusals up to now have left with this frame or an earlier one."""
         for name in self._unsent:
             self.frame_of.pop(name, None)
             self.frame_of[name] = frame
         self._unsent.clear()
 
     def forget(self, heard: int) -> None:
-        """Drop the names of refusals that the other server has heard: all that comes from now on was sent after it had
-        taken in `heard` frames."""
+        """Drop the names whose refusals the other server has received: everything that arrives from now on was sent
+        after it had received `heard` frames."""
         while self.frame_of:
             name = next(iter(self.frame_of))
             if self.frame_of[name] > heard:
@@ -52,15 +52,15 @@ class RefusedNames(Generic[Name]):
 
 
 class UnheardRefusals:
-    """The unheard refusals of one connection. Frames of results are counted from 1, as the other server counts them."""
+    """The unreceived refusals of one connection. Result frames are counted from 1, as the other server counts them."""
 
     def __init__(self) -> None:
         self.partitions = RefusedNames[PartitionId]()
         self.keys = RefusedNames[bytes]()
-        """Keys of writes; reads keep no order."""
+        """Keys of writes, because reads keep no order."""
 
     def of(self, partition: PartitionId, op: Op, heard: int) -> NotLeader | Moved | None:
-        """Why an operation must not be done that was sent when its sender had taken in `heard` frames of results."""
+        """Return why an operation must not be done, given that its sender had received `heard` result frames."""
         if self.partitions.frame_of.get(partition, 0) > heard:
             return NotLeader(partition)
         keys = self.keys.frame_of
@@ -69,7 +69,7 @@ class UnheardRefusals:
         return None
 
     def refuse(self, op: Op) -> None:
-        """Note that the operation is another partition's: from now on no write on its keys is done."""
+        """Note that the operation belongs to another partition: from now on no write on its keys is done."""
         if op[0] not in UNORDERED:
             self.keys.refuse(keys_of(op))
 

@@ -1,4 +1,4 @@
-"""The answering side of the links between servers: operations for what this server leads, and calls to its replicas."""
+"""The answering side of links between servers: operations for partitions led here, and calls to local replicas."""
 
 from __future__ import annotations
 
@@ -36,28 +36,29 @@ _INT = {int}
 _PUT, _RETURN_OLD = int(Code.PUT), int(Flag.RETURN_OLD)
 
 LINKS_MAX = 256
-"""Servers that may have a link to this one."""
+"""Maximum number of servers with a link to this one."""
 CALLS_MAX = 128
-"""Calls from one server that are being answered at once, beside HOLDS_MAX that wait until a lead ends."""
+"""Maximum number of concurrently answered calls from one server, in addition to HOLDS_MAX that wait for the end of a
+leadership."""
 OUTPUT_HIGH_BYTES = 4 << 20
-"""Bytes of answers that another server has not read; from here on nothing is begun for it and nothing read from it."""
+"""Bytes of unread answers from which nothing more is started for another server and nothing more is read from it."""
 CLOSE_S = 1.0
-"""How long a stop waits for the other servers to let go."""
+"""Time for which a stop waits for the other servers to close their links."""
 CLOSE_LOOKS = 50
 OUTDONE_S = 16.0
-"""How long a link of a lower version may go on once the cluster has risen. Its caller knows within ten seconds, and
-ends it by itself when what is under way has ended (link.py); a caller that has not done so by then cannot."""
+"""Time for which a link of a lower version may continue after the cluster version has risen. Its caller notices within
+ten seconds and ends it itself when nothing is in progress (link.py); a caller that has not done so by then cannot."""
 AT_ONCE_MAX = 1_024
-"""GETs of a lane that may be answered before their turn; each has a small record."""
+"""Maximum number of GETs of a lane that may be answered out of turn; each has a small record."""
 RESULT_BYTES = 4 << 20
-"""A frame of results leaves when its values are this large together."""
+"""Total size of values at which a result frame is sent."""
 
 Handler = Callable[[ServerId, str, bytes], Awaitable[bytes]]
 HandlerAtOnce = Callable[[ServerId, str, bytes], bytes]
 
 
 class PeerServer:
-    """Takes over connections on which another server has introduced itself. The serving half of the replicas' Peers."""
+    """Takes over connections of other servers. The serving half of the replicas' Peers."""
 
     def __init__(
         self,
@@ -67,15 +68,16 @@ class PeerServer:
         operations_max: int,
         known: versions.Versions = versions.FIXED,
     ) -> None:
-        """`known`: what this server can do, and what its cluster is at."""
+        """`known`: the version that this server supports and its cluster's version."""
         self.versions = known
         self.credentials, self.dispatcher, self.operations_max = credentials, dispatcher, operations_max
         self.now = env.clock.now
         self.on_proven: Callable[[ServerId, list[str]], None] = lambda server, names: None
-        """Called with the common names in the certificate of each server that has proven itself."""
+        """Called with the common names in the certificate of each server that has proven its identity."""
         self._refused_peers = RefusedPeers(env.clock)
         self._hosts: dict[ServerId, str] = {}
-        """Where servers are or were registered: one that the metadata store has no more may still be there."""
+        """Hosts at which servers are or were registered. A server that the metadata store no longer has may still be
+        running."""
         self._forget_topology = dispatcher.on_topology(self._note_hosts)
         self._note_hosts()
         self._nursery = env.nursery.child("peer server")
@@ -92,14 +94,14 @@ class PeerServer:
         self._handlers[partition] = handler
 
     def serve_at_once(self, partition: PartitionId, handler: HandlerAtOnce) -> None:
-        """The same for what waits for nothing, and is asked all the time: no task answers it."""
+        """Register a handler that waits for nothing and is called often, so that it needs no task."""
         self._at_once[partition] = handler
 
     def forget(self, partition: PartitionId) -> None:
         self._handlers.pop(partition, None)
 
     async def answer(self, server: ServerId, partition: PartitionId, method: str, body: bytes) -> bytes:
-        """Let the replica here answer a call. Raises StoreError."""
+        """Let the local replica answer a call. Raises StoreError."""
         at_once, handler = self._at_once.get(partition), self._handlers.get(partition)
         if at_once is not None:
             return at_once(server, method, body)
@@ -108,8 +110,8 @@ class PeerServer:
         return await handler(server, method, body)
 
     def accept(self, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> StreamHandler:
-        """The next handler of a connection that began with `KVSTORE.PEER …`; `leave` is called once the other side
-        has proven itself (docs/protocol.md H8), or is gone. Raises CommandError."""
+        """Return the handler of a connection that began with `KVSTORE.PEER …`. `leave` is called once the other side
+        has proven its identity (docs/protocol.md H8) or is gone. Raises CommandError."""
         try:
             return PeerHandshake(self, words[1:], stream, leave)
         except HandshakeRefused as refused:
@@ -117,10 +119,12 @@ class PeerServer:
             raise CommandError(f"ERR {refused.answer}") from None
 
     def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> PeerConnection:
-        """Begin the link of a server that has proven itself. It has one at a time: one that it had before is over, even
-        if nobody has told this server so, as when the network was away. Raises HandshakeRefused."""
+        """Start the link of a server with proven identity. A server has one link: its former link is over, even if this
+        server has not noticed, for example after a network failure. Raises HandshakeRefused."""
         if version < (least := versions.link_version(self.versions.cluster)):
-            raise HandshakeRefused(f"peer version: want at least {least}, got {version}: the cluster has risen")
+            raise HandshakeRefused(
+                f"peer version: expected at least {least}, got {version}; the cluster version has risen"
+            )
         self.on_proven(server, common_names(shown_on(stream)))
         former = self._connections.pop(server, None)
         if former is not None:
@@ -134,14 +138,19 @@ class PeerServer:
 
     # docs/protocol.md V2
     def end_outdone(self) -> None:
-        """The cluster has risen: end the links of lower versions, in a moment."""
+        """End the links of lower versions soon, because the cluster version has risen."""
         asyncio.get_running_loop().call_later(OUTDONE_S, self._end_outdone)
 
     def _end_outdone(self) -> None:
         least = versions.link_version(self.versions.cluster)
         for server, connection in sorted(self._connections.items()):
             if connection.version < least:
-                log.warning("server=%s has a link of version %d, want %d: ending it", server, connection.version, least)
+                log.warning(
+                    "server=%s ending its link of version %d, because the cluster needs %d",
+                    server,
+                    connection.version,
+                    least,
+                )
                 connection.close()
 
     def note_refused(self, stream: Stream, refused: HandshakeRefused) -> None:
@@ -149,7 +158,7 @@ class PeerServer:
         self._refused_peers.note(str(address[0]) if address else "?", str(refused))
 
     def host_of(self, server: ServerId) -> str | None:
-        """Where the server is registered, or was last."""
+        """Return the host at which the server is or was last registered."""
         return self._hosts.get(server)
 
     def _note_hosts(self) -> None:
@@ -163,7 +172,7 @@ class PeerServer:
         return self._at_once.get(partition)
 
     def _expect_traced(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Take the parents of operations that follow on the server's link."""
+        """Record the parents of traced operations that follow on the server's link."""
         connection = self._connections.get(server)
         if connection is not None:
             connection.expected = expected(body, connection.expected)
@@ -180,7 +189,7 @@ class PeerServer:
         }
 
     async def close(self) -> None:
-        """Let the other servers end their links, each when it has its answers; end what is left after CLOSE_S."""
+        """Let the other servers close their links once they have their answers, and end the rest after CLOSE_S."""
         self._forget_topology()
         for connection in list(self._connections.values()):
             connection.say_goodbye()
@@ -194,7 +203,7 @@ class PeerServer:
 
 
 class PeerConnection(PeerSink):
-    """One other server's connection: a StreamHandler, and the Sink of its operations."""
+    """The connection of one other server: a StreamHandler, and the Sink of its operations."""
 
     def __init__(
         self, owner: PeerServer, server: ServerId, stream: Stream, version: int = versions.LINK_LATEST
@@ -207,21 +216,21 @@ class PeerConnection(PeerSink):
         self._calls = self._holds = 0
         self._in_flight = 0
         self._asked: dict[PartitionId, None] = {}
-        """Partitions of which answers are to come."""
+        """Partitions with open answers."""
         self._sent_progress: dict[PartitionId, tuple[int, int]] = {}
-        """The progress of each partition that the other server was last told: it knows that as long as the link lasts,
-        so a frame repeats nothing."""
+        """The progress of each partition last sent to the other server. The link delivers it reliably, so no frame
+        repeats it."""
         self._results = 0
-        """Frames of results written."""
+        """Number of result frames written."""
         self.expected: dict[int, str] = {}
-        """Parents of sampled operations that are about to come, by their numbers."""
+        """Parents of sampled operations that are about to arrive, by number."""
         self._refusals = UnheardRefusals()
         self._refused_partitions = self._refusals.partitions.frame_of
         self._refused_keys = self._refusals.keys.frame_of
         self._is_flush_due = False
         self._is_lost = False
         self._unsent, self._unsent_bytes = Results(), 0
-        """What the next frame of results tells; and what the values in it take."""
+        """The content of the next result frame, and the bytes of its values."""
 
     @property
     def is_gone(self) -> bool:
@@ -230,14 +239,14 @@ class PeerConnection(PeerSink):
     # ── the connection ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: Stream) -> None:
-        raise AssertionError("the connection was made before it was taken over")
+        raise AssertionError("the connection existed before the handshake")
 
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._frames.feed(data):
                 self._take(message)
         except FrameError as error:
-            log.warning("server=%s sent what is no frame, closing the link: %s", self.server, error)
+            log.warning("server=%s sent a malformed frame, closing the link: %s", self.server, error)
             self.close()
 
     def eof_received(self) -> bool | None:
@@ -250,7 +259,7 @@ class PeerConnection(PeerSink):
         self._owner.ended(self)
 
     def pause_writing(self) -> None:
-        """The other server reads too slowly: take nothing more from it."""
+        """Stop reading, because the other server reads its answers too slowly."""
         self._flow.is_held = True
         self._stream.pause_reading()
 
@@ -284,17 +293,17 @@ class PeerConnection(PeerSink):
                 if have_answered:
                     self._send_results()
                 if self.expected and not self._flow.waiting:
-                    self.expected = {}  # what was announced has come, or is refused
+                    self.expected = {}  # the announced operations have arrived or were refused
             case Call():
                 self._take_call(message)
             case Ping():
                 self._write(frames.encode(message))
             case _:
-                raise FrameError(f"a {type(message).__name__} from the asking side")
+                raise FrameError(f"unexpected {type(message).__name__} from the asking side")
 
     def _answer_gets(self, lane: frames.Lane, ring_version: int) -> bool:
-        """Answer a lane's GETs, if nothing that came before waits here or at the leader, and they take no more than a
-        look. The answers leave with those of the rest of the frame."""
+        """Answer a lane's GETs at once, if nothing earlier waits here or at the leader and they take no more than a
+        lookup. The answers leave with those of the rest of the frame."""
         partition, gets = PartitionId(lane.partition), lane.gets
         if self._must_wait() or len(gets) > AT_ONCE_MAX:
             return False
@@ -326,7 +335,7 @@ class PeerConnection(PeerSink):
     ) -> None:
         self._owner.operations += len(ops)
         if self._in_flight + self._flow.waiting + len(ops) > self._owner.operations_max:
-            refused += [(number, Overloaded("too many operations on one link")) for number, _ in ops]
+            refused += [(number, Overloaded("too many operations on one link; retry")) for number, _ in ops]
             ops = []
         if refused:
             self._unsent.others += refused
@@ -344,7 +353,7 @@ class PeerConnection(PeerSink):
             self._refusals.forget(self._flow.oldest(heard))
 
     def _begin(self) -> None:
-        """Begin what waits, as far as flow control allows."""
+        """Start waiting operations as far as flow control allows."""
         submit = self._owner.dispatcher.submit_here
         partitions, keys = self._refused_partitions, self._refused_keys
         for partition, op, number, ring_version, heard in self._flow.take():
@@ -374,7 +383,7 @@ class PeerConnection(PeerSink):
             self._answer_at_once(call, handler)
             return
         if (self._holds >= HOLDS_MAX) if is_hold else (self._calls >= CALLS_MAX):
-            self._write(frames.encode(Answer(call.number, b"", Overloaded("too many calls at once"))))
+            self._write(frames.encode(Answer(call.number, b"", Overloaded("too many concurrent calls; retry"))))
             return
         self._holds += is_hold
         self._calls += not is_hold
@@ -388,16 +397,16 @@ class PeerConnection(PeerSink):
         self._write(frames.encode(reply))
 
     async def answer(self, call: Call) -> None:
-        """Answer one call with what its replica says."""
+        """Answer one call with the answer of its replica."""
         try:
             body = await self._owner.answer(self.server, PartitionId(call.partition), call.method, call.body)
             if len(body) > frames.BODY_BYTES_MAX:
-                raise InvalidRequest(f"an answer of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
+                raise InvalidRequest(f"expected an answer of at most {frames.BODY_BYTES_MAX} bytes, got {len(body)}")
             reply = Answer(call.number, body)
         except StoreError as error:
             reply = Answer(call.number, b"", error)
-        except Exception:  # the root of a task: what another server sends must not end this one
-            log.exception("server=%s asked what cannot be answered: %s", self.server, call.method)
+        except Exception:  # the root of a task: another server's message must not end this process
+            log.exception("server=%s failed to answer a call: %s", self.server, call.method)
             return self.close()
         finally:
             self._holds -= call.method == HOLD
@@ -440,7 +449,7 @@ class PeerConnection(PeerSink):
         if not (results.numbers or results.records or results.absent or results.others):
             return
         self._unsent, self._unsent_bytes = Results(), 0
-        # docs/protocol.md P22: nobody receives an answer before the progress of its partition
+        # docs/protocol.md P22: no answer may arrive before the progress of its partition
         for partition in self._asked:
             progress = self._owner.dispatcher.progress(partition)
             if self._sent_progress.get(partition) != progress:
@@ -462,8 +471,14 @@ class PeerConnection(PeerSink):
         try:
             self._write_results(Results(others=[(number, result)]))
         except FrameError as error:
-            # Not refused: whatever it was, it has been carried out.
-            self._write_results(Results(others=[(number, OutcomeUnknown(f"it has ended, but its result is {error}"))]))
+            # Not refused, because the operation was carried out.
+            self._write_results(
+                Results(
+                    others=[
+                        (number, OutcomeUnknown(f"the operation has ended, but its result cannot be sent: {error}"))
+                    ]
+                )
+            )
 
     def _write_results(self, results: Results) -> None:
         self._write(frames.encode(results))
@@ -475,13 +490,13 @@ class PeerConnection(PeerSink):
         self._stream.write(data)
 
     def _must_wait(self) -> bool:
-        """Return True if operations that come now begin in turn, and are checked one by one."""
+        """Return True if operations that arrive now must queue and be checked one by one."""
         flow = self._flow
         return bool(flow.waiting or flow.is_held or self._refused_partitions or self._refused_keys or self.expected)
 
 
 def _add_read(results: Results, number: int, record: Record | None) -> int:
-    """Add the answer to a GET, and return how many bytes its value takes."""
+    """Add the answer to a GET and return the bytes of its value."""
     if record is None:
         results.absent.append(number)
         return 0
@@ -490,5 +505,5 @@ def _add_read(results: Results, number: int, record: Record | None) -> int:
 
 
 def _are_plain_puts(ops: list[tuple[int, Op]]) -> bool:
-    """Whether these, some, are nothing but puts, whose answers bring no values."""
+    """Return True if these operations, at least one, are only puts whose answers carry no values."""
     return bool(ops) and not [op for _, op in ops if op[0] != _PUT or op[4] & _RETURN_OLD]

@@ -1,8 +1,8 @@
-"""Sampled operations on a link: the parents of their spans travel in a call ahead of the frame that has them.
+"""Sampled operations on a link: the parents of their spans travel in a call ahead of the frame with the operations.
 
     partition "traces", method "expect", body := MessagePack of [[number of the operation, traceparent], ...]
 
-A server whose traces are off, or that is older, has no handler for that partition: it says so, and does the operations
+A server without tracing, or an older one, has no handler for that partition. It answers so, and does the operations
 like all others.
 """
 
@@ -27,9 +27,9 @@ from kvstore.types import PartitionId
 TRACES = PartitionId("traces")
 EXPECT = "expect"
 ANNOUNCED_MAX = 64
-"""Sampled operations of one frame whose spans go on at the other server."""
+"""Maximum number of sampled operations per frame whose spans continue at the other server."""
 EXPECTED_MAX = 1_024
-"""Parents that one link holds: operations that were announced and wait for their turn there."""
+"""Maximum number of parents that one link holds, of announced operations that still wait there."""
 
 _Parents = Annotated[
     list[tuple[Annotated[int, Meta(ge=0)], Annotated[str, Meta(max_length=128)]]], Meta(max_length=ANNOUNCED_MAX)
@@ -38,8 +38,8 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Parents
 
 
 def announced(flight: Flight, lanes: list[Lane]) -> Call | None:
-    """Begin the way of the sampled operations in a frame that is about to leave; return the call that announces them,
-    None if there are none."""
+    """Start the network spans of the sampled operations in a frame that is about to leave. Returns the call that
+    announces them, or None if there are none."""
     found = list(islice(_sampled(flight, lanes), ANNOUNCED_MAX))
     if not found:
         return None
@@ -57,17 +57,17 @@ def _sampled(flight: Flight, lanes: list[Lane]) -> Iterator[tuple[int, TracedSin
 
 
 def expected(body: bytes, before: dict[int, str]) -> dict[int, str]:
-    """Return the parents that are expected from now on: those of the announcement, and those that have not come yet.
-    Beyond EXPECTED_MAX the older ones are let go. Raises InvalidRequest."""
+    """Return the parents expected from now on: the announced ones, and earlier ones that have not arrived. Beyond
+    EXPECTED_MAX the older ones are dropped. Raises InvalidRequest."""
     try:
         parents = {**before, **dict(_decoder.decode(body))}
     except (msgspec.MsgspecError, ValueError) as error:
-        raise InvalidRequest(f"want numbers of operations and traceparents, got what is none: {error}") from error
+        raise InvalidRequest(f"expected numbers of operations and traceparents: {error}") from error
     return dict(islice(parents.items(), max(0, len(parents) - EXPECTED_MAX), None))
 
 
 def sink_of(connection: PeerSink, op: Op, number: int, parents: dict[int, str], traces: Traces) -> PeerSink:
-    """Return the sink of an operation that has come, with a span if it was announced and is sampled here too."""
+    """Return the sink of an arrived operation, with a span if the operation was announced and is sampled here too."""
     parent = parents.pop(number, None)
     span = traces.serve(f"peer {Code(op[0]).name}", parent) if parent is not None else None
     return TracedPeerSink(connection, span) if span is not None else connection

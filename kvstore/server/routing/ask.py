@@ -1,4 +1,4 @@
-"""One operation whose caller awaits the result: the sink behind it. A caller with many under way is a sink itself."""
+"""Awaits the result of a single operation. A caller with many operations in progress is a sink itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvstore.types import PartitionId
 
 
 async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
-    """The result of one operation. Raises StoreError. A caller that is cancelled misses the result; a write goes on,
-    and a read that has not begun does not."""
+    """Submit one operation and return its result. Raises StoreError. If the caller is cancelled, a write continues, and
+    a read that has not started is dropped."""
     answer = _Answer()
     backend.submit((op,), answer, (0,), ring_version, partition)
     result = await answer.given
@@ -24,8 +24,8 @@ async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ri
 
 
 async def ask_session(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
-    """The same for a caller who knows of one server alone: where the replica has not applied all of his session yet,
-    the leader is asked, which has everything. Scans name the partition."""
+    """Like `ask`, for a caller that knows only one server: if the replica has not applied the caller's whole session
+    yet, ask the leader, which has everything. Scans name the partition."""
     try:
         return await ask(backend, op, partition, ring_version)
     except NotCaughtUp:
@@ -51,4 +51,4 @@ class _Answer(Sink):
             self.given.set_result(result)
 
     def flush(self) -> None:
-        """The caller is woken by itself."""
+        """Nothing to do: the future wakes the caller."""

@@ -1,5 +1,5 @@
-"""The interface through which the doors ask the server behind them: operations in, results to a sink, and who leads
-what."""
+"""The interface between the endpoints and the server behind them: operations in, results to a sink, and the leaders of
+partitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstore.types import PartitionId, ServerId
 
 
 class Endpoints(Protocol):
-    """Where a server listens, `host:port` each."""
+    """The addresses of a server, `host:port` each."""
 
     @property
     def grpc(self) -> str: ...
@@ -25,14 +25,14 @@ class Endpoints(Protocol):
 
 
 class Topology(Protocol):
-    """A server's view of the cluster. Immutable: a change makes another."""
+    """A server's view of the cluster. Immutable: a change creates a new instance."""
 
     @property
     def ring(self) -> Ring: ...
 
     @property
     def leaders(self) -> Mapping[PartitionId, tuple[ServerId, int]]:
-        """Leader and epoch of each partition that has a leader as far as is known."""
+        """Leader and epoch of each partition with a known leader."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class Topology(Protocol):
 
 
 class Submits(Protocol):
-    """Takes operations: a Backend, or a wrapper in front of one."""
+    """Accepts operations: a Backend, or a wrapper in front of one."""
 
     def submit(
         self,
@@ -50,11 +50,11 @@ class Submits(Protocol):
         ring_version: int = 0,
         partition: PartitionId | None = None,
     ) -> None:
-        """Carry out operations of one sink. `sink.complete(token, result)` follows once for each of them, never from
+        """Carry out operations of one sink. `sink.complete(token, result)` follows once for each operation, never from
         inside this call.
 
-        Operations on one key are done in this order. `ring_version`: the ring by which the caller chose this server; 0
-        if that does not matter. `partition` is for operations that name no key.
+        Operations on one key are done in this order. `ring_version` is the ring by which the caller chose this server,
+        0 if that does not matter. `partition` is for operations that name no key.
         """
         ...
 
@@ -66,16 +66,17 @@ class Backend(Submits, Protocol):
     def topology(self) -> Topology: ...
 
     def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` on the event loop after each change of `topology`; returns what ends that."""
+        """Call `changed` on the event loop after each change of `topology`. Returns a function that removes the
+        callback."""
         ...
 
     def progress(self, partition: PartitionId) -> tuple[int, int]:
-        """(sequence, leader's time in ms), no smaller than those of any answer that this server gave."""
+        """Return (sequence, leader's time in ms), at least as high as in any answer that this server gave."""
         ...
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
         """Return the rows (kvstore.partition.state.rows) of linearizable GETs of a client that waits for nothing else.
 
-        NOT_NOW if the answer to one of them is not here, or takes more than a lookup: then all have to be submitted.
+        NOT_NOW if one answer is not here or takes more than a lookup. Then all GETs must be submitted.
         """
         ...

@@ -1,6 +1,6 @@
-"""The Backend of every door of this server: brings operations, answers of links and news of the cluster to the router,
-and does what it says. An operation that may go to the leader here, or follow those before it over a link, does so at
-once, without the router.
+"""The Backend of every endpoint of this server. Passes operations, answers of links and news of the cluster to the
+router, and performs the router's commands. An operation that may go to the local leader, or follow earlier ones over a
+link, does so at once without the router.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from kvstore.server.routing.router import FOLLOWER_LEVELS, Router
 from kvstore.types import PartitionId, ServerId
 
 LOOK_AGAIN_S = 0.02
-"""How often what waits is looked at again, beside every change of the topology."""
+"""Interval of the check of waiting operations, in addition to every change of the topology."""
 LOOK_SOON_S, HELD_FEW_MAX = 0.005, 64
-"""How often while operations wait for nothing but held keys, and these are so few that to look costs little."""
+"""Interval of the check while operations wait only for held keys, and these are so few that the check is cheap."""
 WAITING_BYTES_MAX = 64 << 20
-"""Keys and values of operations that wait."""
+"""Maximum bytes of keys and values of waiting operations."""
 _BATCH, _PUTS = int(Code.BATCH), {int(Code.PUT)}
 _code_of = itemgetter(0)
 
 
 class Dispatcher:
-    """Drives one server's router; the Backend of its doors."""
+    """Drives one server's router; the Backend of its endpoints."""
 
     def __init__(self, env: Env, server: ServerId, membership: Membership, limits: Limits) -> None:
         self._env, self._membership = env, membership
@@ -55,23 +55,24 @@ class Dispatcher:
         self._progress: dict[PartitionId, tuple[int, int]] = {}
         self._now = env.clock.now
         self.rates: Rates | None = None
-        """There while a namespace has a rate."""
+        """The rate limits, while a namespace has one."""
 
     def use_links(self, links: LinksPort) -> None:
-        """The links need the dispatcher, and it needs them: they are given once, before the first operation."""
+        """Set the links, once, before the first operation. The links need the dispatcher, and the dispatcher needs the
+        links."""
         self._links = links
 
     def close(self) -> None:
-        """Refuse what still waits."""
+        """Refuse the operations that still wait."""
         self._forget()
         if self._timer is not None:
             self._timer.cancel()
         self._handle(events.Closing())
 
-    # ── the Backend that doors see ────────────────────────────────────────────────────────────────────────────────────
+    # ── the Backend for endpoints ────────────────────────────────────────────────────────────────────────────────────
 
     def progress(self, partition: PartitionId) -> tuple[int, int]:
-        """(sequence, leader's time in ms), no smaller than those of any answer that this server gave."""
+        """Return (sequence, leader's time in ms), at least as high as in any answer that this server gave."""
         known = self._progress.get(partition, (0, 0))
         local = self._local.get(partition)
         state = getattr(local, "state", None)
@@ -87,8 +88,8 @@ class Dispatcher:
     ) -> None:
         """Carry out operations of one sink on the partitions that own their keys, or on `partition`.
 
-        `sink.complete(token, …)` follows once for each of them, never from inside this call. An operation that names a
-        later ring than the one known here is delayed until that has been read again.
+        `sink.complete(token, …)` follows once for each operation, never from inside this call. An operation that names
+        a later ring than the known one is delayed until the ring has been read again.
         """
         router = self._router
         if (
@@ -153,9 +154,9 @@ class Dispatcher:
                 self.submit((op,), sink, (token,))
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """Return the rows of linearizable GETs if all are of one partition that is led here and none takes more than a
-        lookup; else NOT_NOW. They overtake no operation that was submitted and is answered: the state that they read
-        has it."""
+        """Return the rows of linearizable GETs if all belong to one partition led here and none takes more than a
+        lookup, otherwise NOT_NOW. They overtake no operation that was submitted and answered, because the state that
+        they read contains it."""
         if self._held_keys or (self.rates is not None and any(key.startswith(self.rates.prefixes.all) for key in keys)):
             return NOT_NOW
         router, tokens = self._router, tokens_of(keys) if keys[1:] else [token_of(keys[0])]
@@ -173,10 +174,10 @@ class Dispatcher:
         awaits_ring = ring_version > self._router.ring_version and self._membership.hint_ring(ring_version)
         self._handle(events.Submitted(op, sink, token, partition, ring_version, awaits_ring))
 
-    # ── what links and replicas tell ──────────────────────────────────────────────────────────────────────────────────
+    # ── events of links and replicas ──────────────────────────────────────────────────────────────────────────────────
 
     def host(self, partition: PartitionId, replica: LocalReplica | None) -> None:
-        """A replica of the partition is here from now on, or not any more."""
+        """Note that a replica of the partition is here from now on, or no longer."""
         if replica is None:
             self._local.pop(partition, None)
         else:
@@ -184,21 +185,22 @@ class Dispatcher:
         self._handle(events.HostingChanged(partition, replica is not None))
 
     def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool:
-        """Let operations go to `new` instead of `old`, which is behind it or was. False if they go elsewhere by now."""
+        """Route operations to `new` instead of `old`, which is or was behind it. Returns False if they are routed
+        elsewhere by now."""
         if self._local.get(partition) is not old:
             return False
         self._local[partition] = new
         return True
 
     def replica_here(self, partition: PartitionId, ring_version: int) -> LocalReplica | None:
-        """The replica that may just do what another server sent, if it leads; None if that has to be looked at
-        closer."""
+        """Return the local replica if operations from another server may go to it without further checks, otherwise
+        None."""
         local, router = self._local.get(partition), self._router
         is_free = ring_version == router.ring_version and partition not in router.waiting.lines
         return local if is_free else None
 
     def submit_here(self, partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
-        """An operation that another server sent: done here or refused, never sent on."""
+        """Handle an operation that another server sent: done here or refused, never forwarded."""
         replica = self.replica_here(partition, ring_version)
         if replica is not None and replica.serving:
             replica.submit((op,), sink, (token,))
@@ -206,33 +208,33 @@ class Dispatcher:
             self._handle(events.SentByPeer(partition, op, sink, token, ring_version))
 
     def turn_away(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
-        """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
-        changed; another server sends out again what came from it."""
+        """Handle an operation that the local replica does not own. It is sent again, at the latest when the ring has
+        changed; another server sends its own operations again itself."""
         self._handle(events.RejectedHere(op, sink, token, moved))
 
     def link_opened(self, flight: Flight) -> None:
-        """Operations can be sent to the flight's server."""
+        """Note that operations can be sent to the flight's server."""
         self._handle(events.LinkOpened(flight))
 
     def link_lost(self, flight: Flight, first_unsent: int) -> None:
-        """The link is gone, and with it what had not left: operations from this number on."""
+        """Handle the loss of a link. Operations from this number on had not been sent."""
         self._handle(events.LinkLost(flight, first_unsent))
 
     def take_refusals(self, flight: Flight, errors: list[tuple[int, NotLeader | Moved]]) -> None:
-        """The flight's server has refused operations, in the order of their numbers."""
+        """Handle operations that the flight's server has refused, in the order of their numbers."""
         self._handle(events.RefusedByPeer(flight, errors))
 
     def reads_answered(self, flight: Flight, *, is_look: bool = False) -> None:
-        """Reads that wait for their turn on the link may go on; `is_look`: or be over."""
+        """Continue reads that wait for their turn on the link. With `is_look`, also end those that are overdue."""
         self._handle(events.ReadsAnswered(flight, is_look))
 
     def note_progress(self, partition: PartitionId, seq: int, time_ms: int) -> None:
-        """An answer of this or an earlier progress went out through this server."""
+        """Note that an answer with this or earlier progress went out through this server."""
         known = self._progress.get(partition, (0, 0))
         self._progress[partition] = (max(known[0], seq), max(known[1], time_ms))
 
     def under_way(self) -> tuple[Mapping[ServerId, Flight], Mapping[PartitionId, list[Pending]]]:
-        """Return what links carry, and what waits for a leader."""
+        """Return the operations on links, and those that wait for a leader."""
         return self._router.routes.flights, self._router.waiting.lines
 
     def statistics(self) -> dict[str, int]:
@@ -252,7 +254,7 @@ class Dispatcher:
         return local is not None and local.serving
 
     def _on_topology(self) -> None:
-        self._links.flush()  # it was thought out with the ring before, and says so
+        self._links.flush()  # based on the former ring, and marked so
         self.topology = self._membership.topology
         self._handle(events.TopologyChanged(self.topology))
         self._handle(events.Expelled())
@@ -297,8 +299,8 @@ class Dispatcher:
 
 # docs/protocol.md N5
 def _counted(op: Op, partition: PartitionId | None, router: Router) -> list[bytes]:
-    """The keys by which an operation counts for its namespaces. A range counts where it begins: by the partition that
-    owns that key, since all are asked for the same range, and no other."""
+    """Return the keys by which an operation counts for its namespaces. A range counts once, at the partition that owns
+    its first key, because all partitions are asked for the same range."""
     if op[0] == _BATCH:
         return [each[1] for each in op[2]]
     is_counted = op[1].__class__ is bytes and (partition is None or router.partition_of(op[1]) == partition)

@@ -1,5 +1,4 @@
-"""The router's events and commands: what happens to operations on their way, and what is to be done about it. Decides
-only."""
+"""The router's events and commands: what happens to operations in transit, and what to do about it. Decides only."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from kvstore.types import PartitionId, ServerId
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A door brings an operation for the owner of its key, or for `partition`."""
+    """An endpoint submits an operation for the owner of its key, or for `partition`."""
 
     op: Op
     sink: Sink
@@ -26,7 +25,7 @@ class Submitted:
     ring_version: int = 0
     """Version of the ring by which it was sent; 0 if that does not matter."""
     awaits_ring: bool = False
-    """That ring is later than the one known here, and is being read."""
+    """True if that ring is later than the known one and is being read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class SentByPeer:
 
 @dataclass(frozen=True, slots=True)
 class RejectedHere:
-    """The replica here was asked for what it does not own."""
+    """The local replica was asked for a key that it does not own."""
 
     op: Op
     sink: Sink
@@ -52,7 +51,7 @@ class RejectedHere:
 
 @dataclass(frozen=True, slots=True)
 class RefusedByPeer:
-    """Another server has refused operations by number, as not led there or as another partition's."""
+    """Another server has refused operations, by number, as not led there or as belonging to another partition."""
 
     flight: Flight
     errors: list[tuple[int, NotLeader | Moved]]
@@ -60,7 +59,8 @@ class RefusedByPeer:
 
 @dataclass(frozen=True, slots=True)
 class ReadsAnswered:
-    """Another server has answered reads while others wait for their turn; or `is_look`: it is time to look at these."""
+    """Another server has answered reads while others wait for their turn. With `is_look`, it is time to check the
+    waiting reads."""
 
     flight: Flight
     is_look: bool = False
@@ -75,7 +75,7 @@ class LinkOpened:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The link is gone. Operations from number `first_unsent` on had not left."""
+    """The link is gone. Operations from number `first_unsent` on had not been sent."""
 
     flight: Flight
     first_unsent: int
@@ -83,20 +83,19 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class TopologyChanged:
-    """Another topology is in force, and all operations that were sent by the former one have left. `Expelled`
-    follows."""
+    """Another topology is in force, and all operations based on the former one have been sent. `Expelled` follows."""
 
     topology: ClusterTopology
 
 
 @dataclass(frozen=True, slots=True)
 class Expelled:
-    """The replicas here have turned away what waited there and is not theirs any more."""
+    """The local replicas have rejected waiting operations that belong to other partitions now."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostingChanged:
-    """A replica of the partition is here from now on, or not any more."""
+    """A replica of the partition is here from now on, or no longer."""
 
     partition: PartitionId
     is_here: bool
@@ -104,7 +103,7 @@ class HostingChanged:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed: what waits is looked at again."""
+    """Time has passed: waiting operations are checked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SubmitHere:
-    """Give the operation to the replica here."""
+    """Give the operation to the local replica."""
 
     partition: PartitionId
     op: Op
@@ -142,7 +141,7 @@ class SubmitHere:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send what the server's flight has under this number."""
+    """Send the operation with this number in the server's flight."""
 
     server: ServerId
     partition: PartitionId
@@ -159,7 +158,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Give the sink the error, on a later turn of the event loop."""
+    """Give the sink the error, in a later turn of the event loop."""
 
     sink: Sink
     token: int
@@ -168,7 +167,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class RejectPeer:
-    """Refuse the operation of another server, which sends it out again."""
+    """Refuse an operation of another server, which sends it again."""
 
     sink: PeerSink
     op: Op
@@ -178,20 +177,20 @@ class RejectPeer:
 
 @dataclass(frozen=True, slots=True)
 class ExpelHere:
-    """Let the replicas here turn away what waits there and is another partition's."""
+    """Make the local replicas reject waiting operations that belong to other partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLeader:
-    """Read again who leads the partition."""
+    """Read the partition's leader again."""
 
     partition: PartitionId
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRing:
-    """Read the ring again. `version`: an operation was sent by this later one; 0: the one known here does not fit what
-    a partition owns."""
+    """Read the ring again. `version` is a later ring by which an operation was sent; 0: the known ring does not match
+    what a partition owns."""
 
     version: int = 0
 

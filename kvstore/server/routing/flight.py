@@ -1,4 +1,4 @@
-"""The operations under way to one other server, over one link. Decides only."""
+"""The operations in transit to one other server over one link. Decides only."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ BYTES_IN_FLIGHT_MAX = 64 << 20
 
 
 class Flight:
-    """The operations that a link carries. It begins when the link has opened, and ends with it."""
+    """The operations on a link, from its opening to its end."""
 
     def __init__(self, server: ServerId, most: int) -> None:
         self.server, self._most = server, most
         self.is_closed_for_more = False
-        """The other side stops, or does not read: what is under way is still answered, nothing more is sent."""
+        """True if the other side stops or does not read: pending operations are still answered, but nothing more is
+        sent."""
         self.pending: dict[int, tuple[PartitionId, Pending]] = {}
-        """By their numbers, which rise in the order in which they were sent."""
+        """Operations by number; numbers rise in sending order."""
         self.bytes = 0
         self.last_number = 0
         self.reads = LargeReads()
-        """Reads that wait before they are under way."""
+        """Reads that wait before they are sent."""
         self._numbers_on: dict[bytes, list[int]] = {}
         self._looked_up_to = 0
 
@@ -44,7 +45,7 @@ class Flight:
         return self.last_number
 
     def begin(self, partition: PartitionId, pending: Pending) -> int:
-        """Take an operation in, if there is room; returns its number, else 0."""
+        """Add an operation if there is capacity. Returns its number, otherwise 0."""
         if not self.has_room():
             return 0
         number = self.next_number()
@@ -55,7 +56,7 @@ class Flight:
         return number
 
     def begin_all(self, partition: PartitionId, pending: list[Pending]) -> range:
-        """Take operations in, whose sizes are given; returns their numbers."""
+        """Add operations with known sizes. Returns their numbers."""
         first = self.last_number + 1
         self.last_number += len(pending)
         numbers = range(first, self.last_number + 1)
@@ -64,7 +65,7 @@ class Flight:
         return numbers
 
     def end(self, number: int) -> tuple[PartitionId, Pending] | None:
-        """End an operation that is answered, or comes back; None if nobody waits for it any more."""
+        """Remove an operation that is answered or comes back; None if it is no longer pending."""
         found = self.pending.pop(number, None)
         if found is not None:
             self.bytes -= found[1].size
@@ -73,31 +74,32 @@ class Flight:
         return found
 
     def end_up_to(self, last: int) -> list[Pending]:
-        """End the operations up to this number, for which nobody waits any more, and return them."""
+        """Remove and return the operations up to this number, which have timed out."""
         overdue = list(takewhile(lambda number: number <= last, self.pending))
         return [found[1] for number in overdue if (found := self.end(number)) is not None]
 
     def end_all(self) -> dict[int, tuple[PartitionId, Pending]]:
-        """End all operations, because the link is gone, and return them by their numbers."""
+        """Remove and return all operations by number, because the link is gone."""
         pending, self.pending = self.pending, {}
         self.bytes = 0
         self.is_closed_for_more = True
         return pending
 
     def carries(self, partition: PartitionId) -> bool:
-        """Whether an operation on the partition is under way, or waits for its turn."""
+        """Return True if an operation on the partition is in transit or waits for its turn."""
         return any(each == partition for each, _ in self.pending.values()) or self.reads.has(partition)
 
     def misdirected(self, partition_of: Callable[[bytes], PartitionId]) -> Iterator[int]:
-        """Numbers of the operations that are under way to a partition which does not own all of their keys."""
+        """Yield the numbers of operations in transit to a partition that does not own all of their keys."""
         for number, (partition, pending) in self.pending.items():
             op = pending.op
             if op[0] not in KEYLESS and any(partition_of(key) != partition for key in keys_of(op)):
                 yield number
 
     def writes_on(self, keys: set[bytes]) -> list[int]:
-        """Return the numbers of the writes under way on these keys. Each key's are told once: more writes on it leave
-        only when all of these have come back. Looks at each operation once, and not before something comes back."""
+        """Return the numbers of writes in transit on these keys. Each key's writes are returned once, because more
+        writes on it leave only when all of these have come back. Examines each operation once, and only after something
+        has come back."""
         for number in reversed(self.pending):
             if number <= self._looked_up_to:
                 break
@@ -109,7 +111,7 @@ class Flight:
         return sorted({each for key in keys for each in self._numbers_on.pop(key, ()) if each in self.pending})
 
     def forget_keys(self) -> None:
-        """Forget the keys; operations under way are looked at again if something comes back."""
+        """Forget the keys. Pending operations are examined again if something comes back."""
         self._numbers_on.clear()
         self._looked_up_to = 0
 

@@ -1,5 +1,4 @@
-"""Walking over the keys of all partitions: in the order of the ring for SCAN, partition by partition for KEYS and
-DBSIZE."""
+"""Traverses the keys of all partitions: in ring order for SCAN, partition by partition for KEYS and DBSIZE."""
 
 from __future__ import annotations
 
@@ -20,43 +19,43 @@ from kvstore.types import PartitionId
 T = TypeVar("T")
 Ask = Callable[[Op, PartitionId], Awaitable[Any]]
 Rings = Callable[[], Ring]
-"""The ring as it is known now."""
+"""Returns the currently known ring."""
 
 PAGE_KEYS_MAX = 1000
 MOVED_S = 0.02
-"""Before a partition is asked again that did not own what the ring gives it."""
+"""Delay before asking a partition again that did not own what the ring assigns to it."""
 MOVED_MAX = 100
 SCAN_BYTES_MAX = 1 << 20
-"""Bytes of keys that one SCAN gathers before it ends; its last page may go beyond."""
+"""Bytes of keys after which a SCAN ends. Its last page may exceed them."""
 MATCH_BYTES_MAX = 64 << 10
-"""Bytes of keys that are matched in one turn of the event loop: a key may take as long as the pattern is."""
+"""Bytes of keys matched in one turn of the event loop. Matching a key takes time proportional to the pattern."""
 FIRST_PAGE_KEYS = 100
-"""Keys of the first page of a SCAN that shows only some keys: if it has none of them, the shown keys are few."""
+"""Keys in the first page of a SCAN that shows only some keys. If the page contains none of them, they are few."""
 SEEK_KEYS_MAX = 2_000
-"""A SCAN that shows fewer keys than this in all finds them by their prefixes instead of by the ring."""
+"""Number of visible keys up to which a SCAN finds them by prefix instead of by ring order."""
 SEEKS_MAX = 1_024
-"""Prefixes times partitions beyond which a SCAN does not look for keys by their prefixes: each takes a request, and the
-client of a SCAN waits for all of them."""
+"""Number of prefixes times partitions up to which a SCAN looks for keys by prefix. Each takes one request, and the
+client waits for all of them."""
 RANGES_MAX = 32
-"""Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
+"""Maximum number of ring ranges examined by one SCAN. It may return nothing although more keys follow."""
 STRIDE = TOKENS >> 12
-"""A part of the ring. Where the SCAN of a user who may see only some keys ends without having found one, its cursor is
-a multiple of it: a key's own place would tell a user who guesses keys which of them there are."""
+"""A part of the ring. If the SCAN of a user with limited rights ends without a visible key, its cursor is a multiple of
+the stride: the token of a hidden key would tell a user that guesses keys which ones exist."""
 _SCAN, _SCAN_TOKENS, _COUNT = int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT)
 _KEYS_ONLY = int(Flag.KEYS_ONLY)
 Spans = Sequence[tuple[bytes, bytes | None]]
-"""Ranges of keys, each from a first key to the first behind it; None: to the last key."""
+"""Ranges from a first key to the first key after the range; None: to the last key."""
 ALL_KEYS: Spans = ((b"", None),)
 
 
 async def scan(
     ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE
 ) -> tuple[int, list[bytes]]:
-    """(next cursor, keys): the keys whose tokens are at or after `cursor`, `count` or somewhat more, fewer if they are
-    long; cursor 0 is the start, and the end.
+    """Return (next cursor, keys): about `count` keys, or fewer if they are long, whose tokens are at or after `cursor`.
+    Cursor 0 is both the start and the end.
 
-    The cursor is a token, so it means the same at each server and after each change of the ring: a key that is there
-    during the whole scan is returned. Raises StoreError.
+    The cursor is a token, so it has the same meaning at each server and after each change of the ring: a key that
+    exists during the whole scan is returned. Raises StoreError.
     """
     keys: list[bytes] = []
     token, size = cursor, 0
@@ -68,7 +67,7 @@ async def scan(
             return end, await _page(ask, (_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
 
         end, (items, after) = await with_one_ring(rings, page)
-        # What the partition holds beyond this range belongs to a later part of the walk.
+        # Keys of the partition beyond this range belong to a later part of the traversal.
         keys += (found := [key for key, _ in items if token_of(key) <= end])
         size += sum(map(len, found))
         token = after if after is not None and after <= end else end + 1
@@ -81,7 +80,7 @@ async def scan(
 
 # docs/protocol.md P37
 async def _page(ask: Ask, op: Op, owner: PartitionId) -> Any:
-    """Ask for a page, and where the replica here leaves it to the leader, that."""
+    """Ask for a page. If the local replica refers to the leader, ask the leader."""
     at = LEVEL_AT[op[0]]
     try:
         return await ask(op, owner)
@@ -95,10 +94,9 @@ async def scan_shown(
     ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE, *, shown: Callable[[bytes], bool],
     spans: Spans = ALL_KEYS,
 ) -> tuple[int, list[bytes]]:  # fmt: skip
-    """The same of the keys that are `shown`, all of which are in `spans`. Where they are few among many, they are
-    found by their prefixes, and the keys of others cost nothing. What this returns depends on the others only in how
-    far it comes, by the stride: a cursor stands behind a key that is shown, or at a multiple of STRIDE, and nowhere
-    else. Raises StoreError."""
+    """Like `scan`, for the keys that are `shown`, all of which are in `spans`. If they are few among many, they are
+    found by prefix, so that hidden keys cost nothing. Hidden keys influence the result only through how far it reaches,
+    in strides: a cursor lies after a shown key or at a multiple of STRIDE, and nowhere else. Raises StoreError."""
     keys: list[bytes] = []
     token, end, pages = cursor, TOKENS, 0
     while token < end:
@@ -129,7 +127,7 @@ async def scan_shown(
 
 
 def _behind(cursor: int, keys: Iterable[bytes], count: int) -> tuple[int, list[bytes]]:
-    """Return (next cursor, keys) of a SCAN over these keys alone."""
+    """Return (next cursor, keys) of a SCAN over these keys only."""
     placed = sorted((token, key) for key in keys if (token := token_of(key)) >= cursor)
     if len(placed) <= count:
         return 0, [key for _, key in placed]
@@ -147,9 +145,9 @@ async def keys_in(
     bytes_max: int,
     matches: Callable[[bytes], bool] = lambda _: True,
 ) -> tuple[list[bytes], bool]:
-    """Return the keys in some ranges that match, and whether these are all. They are not if the ranges have more than
-    `keys_max` keys in all, or those that match have more than `bytes_max` bytes. The cost depends on the keys in the
-    ranges and on the number of ranges, and not on other keys. Raises StoreError."""
+    """Return the matching keys in some ranges, and True if these are all. They are not all if the ranges contain more
+    than `keys_max` keys, or the matching keys more than `bytes_max` bytes. The cost depends on the number of ranges and
+    of keys in them, not on other keys. Raises StoreError."""
 
     async def gather(ring: Ring) -> tuple[list[bytes], bool]:
         found, looked, size = list[bytes](), 0, 0
@@ -170,7 +168,7 @@ async def keys_in(
 
 
 def within(spans: Spans, prefix: bytes) -> Spans:
-    """Return the parts of some ranges whose keys begin with a prefix."""
+    """Return the parts of the ranges whose keys begin with the prefix."""
     last = end_of_prefix(prefix)
     found: list[tuple[bytes, bytes | None]] = []
     for first, behind in spans:
@@ -181,14 +179,14 @@ def within(spans: Spans, prefix: bytes) -> Spans:
 
 
 def literal_prefix(pattern: bytes) -> bytes:
-    """Return the bytes with which each key that matches the pattern begins."""
+    """Return the bytes with which every matching key begins."""
     found = _LITERAL.match(pattern)
     assert found is not None
     return found[0]
 
 
 def range_at(ring: Ring, token: int) -> tuple[PartitionId, int]:
-    """Return the owner of `token`, and the last token up to which it owns all."""
+    """Return the owner of `token`, and the last token up to which it owns everything."""
     place = ring.tokens.bisect_left(token)
     end = ring.tokens.keys()[place] if place < len(ring.tokens) else TOKENS - 1
     return ring.owner_of(token), int(end)
@@ -202,7 +200,7 @@ async def all_keys(
     matches: Callable[[bytes], bool] = lambda _: True,
     bytes_max: int,
 ) -> list[bytes]:
-    """Every key that `matches`. Raises StoreError, InvalidRequest if they are more than `bytes_max`."""
+    """Return every matching key. Raises StoreError, and InvalidRequest if the keys exceed `bytes_max`."""
     keys: list[bytes] = []
     cursor, size, is_begun = 0, 0, False
     while cursor or not is_begun:
@@ -211,12 +209,12 @@ async def all_keys(
         keys += (more := await matching(found, matches))
         size += sum(map(len, more))
         if size > bytes_max:
-            raise InvalidRequest(f"the reply would be larger than {bytes_max} bytes: use SCAN")
+            raise InvalidRequest(f"the reply would be larger than {bytes_max} bytes; use SCAN")
     return keys
 
 
 async def matching(keys: list[bytes], matches: Callable[[bytes], bool]) -> list[bytes]:
-    """Return the keys that match. Other work has its turn in between."""
+    """Return the matching keys, and yield to other work in between."""
     found, size = list[bytes](), 0
     for key in keys:
         if size > MATCH_BYTES_MAX:
@@ -229,7 +227,7 @@ async def matching(keys: list[bytes], matches: Callable[[bytes], bool]) -> list[
 
 
 async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) -> int:
-    """How many keys there are. Raises StoreError."""
+    """Return the number of keys. Raises StoreError."""
 
     async def count(ring: Ring) -> int:
         total = 0
@@ -241,8 +239,8 @@ async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) ->
 
 
 async def delete_all(ask: Ask, rings: Rings) -> None:
-    """Delete every key that was there before it began; of those that are written meanwhile, some. Raises StoreError:
-    OutcomeUnknown, once something may have been deleted."""
+    """Delete every key that existed before the call, and some of those written meanwhile. Raises StoreError:
+    OutcomeUnknown once something may have been deleted."""
     done = 0
 
     async def delete(ring: Ring) -> None:
@@ -256,12 +254,12 @@ async def delete_all(ask: Ask, rings: Rings) -> None:
     except Refused as error:
         if not done:
             raise
-        raise OutcomeUnknown(f"some partitions are empty by now, not all: {error}") from error
+        raise OutcomeUnknown(f"some partitions are empty by now, but not all: {error}") from error
 
 
 async def with_one_ring(rings: Rings, work: Callable[[Ring], Awaitable[T]]) -> T:
-    """Return what `work` finds out with one ring; it begins again if another ring came meanwhile. Raises StoreError,
-    Unavailable if the ring does not come to rest."""
+    """Return the result of `work` with one ring; start again if another ring arrived meanwhile. Raises StoreError, and
+    Unavailable if the ring keeps changing."""
     for _ in range(MOVED_MAX):
         ring = rings()
         try:
@@ -271,13 +269,13 @@ async def with_one_ring(rings: Rings, work: Callable[[Ring], Awaitable[T]]) -> T
             continue
         if rings().routed == ring.routed:
             return found
-    raise Unavailable("keys are on their way between partitions all the time")
+    raise Unavailable("keys keep moving between partitions; retry later")
 
 
 def matcher(pattern: bytes) -> Callable[[bytes], bool]:
-    """Redis's glob: `*`, `?`, `[a-c]`, `[^a]`, and a backslash before what is meant literally.
+    """Compile a Redis glob: `*`, `?`, `[a-c]`, `[^a]`, and a backslash before a literal character.
 
-    Each star takes as little as it can and never gives back (an atomic group), so no pattern takes more than the
+    Each star matches as little as possible and never backtracks (an atomic group), so matching takes at most the
     product of the two lengths.
     """
     if pattern == b"*":
@@ -296,7 +294,7 @@ def matcher(pattern: bytes) -> Callable[[bytes], bool]:
         return lambda key: compiled.fullmatch(key) is not None
     middle = b"".join(b"(?>.*?%b)" % chunk for chunk in rest[:-1] if chunk)
     head = re.compile(first + middle, re.DOTALL)
-    # The last chunk ends the key, wherever that is: it is looked for from the end.
+    # The last chunk must match the end of the key, so it is matched from the end.
     tail = re.compile(b"(?:%b)" % rest[-1], re.DOTALL)
     width = _width(rest[-1])
 
@@ -309,7 +307,7 @@ def matcher(pattern: bytes) -> Callable[[bytes], bool]:
 
 
 def _piece(pattern: bytes, at: int) -> tuple[bytes | None, int]:
-    """One element as a regular expression, None for a star, and where the next one starts."""
+    """Return one element as a regular expression, None for a star, and the position of the next one."""
     char = pattern[at : at + 1]
     if char == b"*":
         return None, at + 1
@@ -345,7 +343,7 @@ def _class(pattern: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _runs(members: set[int]) -> list[tuple[int, int]]:
-    """First and last of those that follow each other: a class of few bytes in a pattern stays one of few bytes."""
+    """Return (first, last) of runs of consecutive bytes, so that a short class in a pattern stays short."""
     firsts = sorted(each for each in members if each - 1 not in members)
     lasts = sorted(each for each in members if each + 1 not in members)
     return list(zip(firsts, lasts, strict=True))
@@ -356,5 +354,5 @@ _ELEMENT = re.compile(rb"\[[^]]*\]|\(\?!\)|\\.|.", re.DOTALL)
 
 
 def _width(expression: bytes) -> int:
-    """How many bytes a chunk matches: one per element."""
+    """Return how many bytes a chunk matches: one per element."""
     return len(_ELEMENT.findall(expression))

@@ -1,13 +1,13 @@
-"""Reads of one key on their way to one other server while values are large. One link has the reads of all clients of
-this server, and what it carries comes in order: so they wait here, a line for each client, and go out in turn. A client
-which asks for many large values delays its own reads alone; and what waits for one that has gone is not sent.
-Decides only.
+"""Schedules the reads of one key to another server while values are large. Decides only.
 
-While no large value comes there is none of this: nothing waits, and no read is counted. Once one has come,
+One link carries the reads of all clients of this server in order. Therefore reads wait here, in one line per client,
+and are sent in turn. A client that requests many large values delays only its own reads, and waiting reads of a
+disconnected client are not sent.
 
-- clients whose last value was large have BYTES_AT_ONCE under way together, by that value's size, one read of each in
-  turn;
-- any other has at first ROOM_FIRST, and one more with each small answer.
+Without large values nothing waits and no read is counted. Once a large value has arrived,
+
+- clients whose last value was large may have BYTES_AT_ONCE in transit together, one read of each in turn;
+- any other client starts with ROOM_FIRST reads, and gains one with each small answer.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kvstore.server.routing.pending import Pending
 from kvstore.types import PartitionId
 
 LARGE_BYTES = 64 << 10
-"""A value of more is large."""
+"""Size above which a value counts as large."""
 BYTES_AT_ONCE = 4 << 20
-"""What a small answer may have in front of it on the link. A single value may be larger."""
+"""Bytes that may precede a small answer on the link. A single value may be larger."""
 ROOM_FIRST, ROOM_KNOWN, ROOM_MAX = 1, 8, 1_024
 QUIET_S = 2.0
-"""After so long without a large value all is as before."""
+"""Time without large values after which scheduling ends."""
 PATIENCE_S = 5.0
-"""A client of whose reads none has been answered for so long, while more wait, gets an error for those that wait."""
+"""Time without answers after which a client's waiting reads fail."""
 
 LEFT_S_MIN = 0.001
-"""Of the time of a read that waits for its turn: 0 is one that has not waited for anything yet."""
+"""Minimum remaining time of a waiting read, because 0 means that it has not waited yet."""
 
 
 class _ClientReads:
@@ -39,47 +39,47 @@ class _ClientReads:
     def __init__(self) -> None:
         self.waiting: deque[tuple[PartitionId, Pending]] = deque()
         self.under_way = 0
-        """Reads that are counted: not those which left before the first large value had come."""
+        """Number of counted reads; those sent before the first large value are not counted."""
         self.size = 0
-        """The size of its last value, if that was large; else 0."""
+        """Size of its last value if that was large, otherwise 0."""
         self.room = ROOM_FIRST
         self.heard_at = 0.0
 
 
 class LargeReads:
-    """The reads of one link. A client is named by the line of its sinks."""
+    """The reads of one link. A client is identified by the line of its sinks."""
 
     def __init__(self) -> None:
         self.is_on = False
-        """Large values have come lately. A plain attribute: it is looked at for each operation."""
+        """True if large values have arrived recently. A plain attribute, because it is checked for each operation."""
         self.count = 0
-        """How many wait."""
+        """Number of waiting reads."""
         self._clients: dict[object, _ClientReads] = {}
         self._under_way: dict[int, _ClientReads] = {}
         self._bytes = 0
-        """The bytes of all reads under way, each taken to be as large as its client's last value."""
+        """Bytes of all reads in transit, each assumed to be as large as its client's last value."""
         self._turns: OrderedDict[_ClientReads, None] = OrderedDict()
-        """Clients of which reads wait; whose turn is next is the first."""
+        """Clients with waiting reads; the first has the next turn."""
         self._large_turns: OrderedDict[_ClientReads, None] = OrderedDict()
-        """The same of those whose last value was large."""
+        """The same for clients whose last value was large."""
         self._until = 0.0
 
     # ── what goes out ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def may_begin(self, pending: Pending) -> bool:
-        """Whether a read that has just come may leave at once."""
+        """Return True if a new read may be sent at once."""
         client = self._client(pending.sink.line)
         return not client.waiting and self._has_room(client)
 
     def begin(self, number: int, pending: Pending) -> None:
-        """Count a read that leaves."""
+        """Count a read that is sent."""
         client = self._under_way[number] = self._client(pending.sink.line)
         client.under_way += 1
         self._bytes += client.size
 
     def wait(self, partition: PartitionId, pending: Pending, now: float) -> None:
-        """Let a read wait for its client's turn, as long as others of it are answered. One that comes back again and
-        again keeps what is left of its time."""
+        """Let a read wait for its client's turn, as long as other reads of the client are answered. A read that comes
+        back repeatedly keeps its remaining time."""
         client = self._client(pending.sink.line)
         if pending.deadline:
             pending.left_s = max(pending.deadline - now, LEFT_S_MIN)
@@ -91,7 +91,7 @@ class LargeReads:
         self.count += 1
 
     def next_or_none(self) -> Pending | None:
-        """Take the read whose turn it is; None if none may leave now."""
+        """Remove and return the next read to send; None if none may be sent now."""
         if self._large_turns and self._has_room(next(iter(self._large_turns))):
             return self._take(self._large_turns.popitem(last=False)[0])
         for _ in range(len(self._turns)):
@@ -104,26 +104,26 @@ class LargeReads:
     # ── what comes back ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def ended(self, number: int, size: int, now: float) -> None:
-        """A read is answered with a value of `size` bytes, or with something else that is small."""
+        """Note that a read was answered with a value of `size` bytes, or with something small."""
         client = self._uncount(number)
         if client is not None:
             client.heard_at = now
             self._judge(client, size)
 
     def over(self, number: int) -> None:
-        """A read has come back, or nobody waits for it any more: that says nothing about its value."""
+        """Note that a read came back or timed out, which says nothing about its value."""
         self._uncount(number)
 
     def note_large(self, line: object, size: int, now: float) -> None:
-        """A large value has come for this client, by a read that was counted or by one from before."""
+        """Note a large value for this client, from a counted or an earlier read."""
         self.is_on, self._until = True, now + QUIET_S
         client = self._client(line)
         client.heard_at = now
         self._judge(client, size)
 
     def look(self, now: float) -> list[Pending]:
-        """Look after what waits, now and then; returns what is over: it is to be failed. Where nothing large has come
-        for a while and nothing waits, all is as before."""
+        """Check the waiting reads and return the overdue ones, which must fail. Scheduling ends if no large value has
+        arrived for a while and nothing waits."""
         late: list[Pending] = []
         for client in [*self._turns, *self._large_turns]:
             is_late = now - client.heard_at > PATIENCE_S
@@ -144,7 +144,7 @@ class LargeReads:
         return late
 
     def take_all(self) -> list[tuple[PartitionId, Pending]]:
-        """Take all that wait, to go another way."""
+        """Remove and return all waiting reads, to be sent another way."""
         found = [each for client in (*self._turns, *self._large_turns) for each in client.waiting]
         for client in (*self._turns, *self._large_turns):
             client.waiting.clear()
@@ -154,7 +154,7 @@ class LargeReads:
         return found
 
     def has(self, partition: PartitionId) -> bool:
-        """Whether a read on the partition waits."""
+        """Return True if a read on the partition waits."""
         return any(each == partition for client in (*self._turns, *self._large_turns) for each, _ in client.waiting)
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -188,7 +188,7 @@ class LargeReads:
         return client
 
     def _judge(self, client: _ClientReads, size: int) -> None:
-        """Go by this size of its values from now on."""
+        """Update the assumed size of the client's values."""
         size = size if size > LARGE_BYTES else 0
         is_other = bool(size) != bool(client.size)
         if is_other:
@@ -208,12 +208,12 @@ class LargeReads:
         assert {id(each) for each in self._turns} == {id(each) for each in clients if each.waiting and not each.size}
         assert {id(each) for each in self._large_turns} == {id(each) for each in clients if each.waiting and each.size}
         assert self.is_on or not self.count
-        assert not self._turns or any(each.under_way for each in self._turns), "nobody would come back to them"
-        assert not self._large_turns or self._bytes, "nobody would come back to them"
+        assert not self._turns or any(each.under_way for each in self._turns), "no answer would trigger them"
+        assert not self._large_turns or self._bytes, "no answer would trigger them"
 
 
 def _is_known(client: _ClientReads, now: float) -> bool:
     if client.waiting or client.under_way:
         return True
-    # One that asks once, as each unary call does, needs not be known again.
+    # A client that asks once, like each unary call, need not be remembered.
     return (bool(client.size) or client.room > ROOM_KNOWN) and now - client.heard_at <= PATIENCE_S

@@ -1,5 +1,5 @@
-"""Operations that have been under way to other servers, or have waited for a leader, for too long: found by a look at
-them now and then, so that the others cost nothing. Decides only; overdue_watch.py looks."""
+"""Finds operations that have been in transit to other servers, or have waited for a leader, for too long. A periodic
+check finds them, so that other operations cost nothing. Decides only; overdue_watch.py performs the check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstore.server.routing.redirects import WAIT_S
 from kvstore.types import PartitionId, ServerId
 
 LOOKED_AT_MAX = 32
-"""Operations of one link, or of one line: the oldest."""
+"""Maximum number of operations checked per link or line, oldest first."""
 KNOWN_MAX = 256
 
 
@@ -29,19 +29,19 @@ class OverdueOperation(NamedTuple):
 
 
 class Overdue:
-    """The overdue operations of one server. One that takes longer than `limit_s` is told when it is over, with the time
-    that it took at least."""
+    """The overdue operations of one server. An operation that takes longer than `limit_s` is reported when it is over,
+    with its minimum duration."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._looks: dict[ServerId, tuple[Flight, deque[tuple[float, int]]]] = {}
-        """By server, its flight, and the flight's last number at the times of the latest looks."""
+        """By server: its flight, and the flight's last number at the times of the latest checks."""
         self._known: dict[Hashable, OverdueOperation] = {}
 
     def look(
         self, now: float, flights: Mapping[ServerId, Flight], lines: Mapping[PartitionId, list[Pending]]
     ) -> list[OverdueOperation]:
-        """Return those that are over by now."""
+        """Return the overdue operations that are over by now."""
         seen: dict[Hashable, OverdueOperation] = {}
         for name, late in self._all_late(now, flights, lines):
             if name in self._known:

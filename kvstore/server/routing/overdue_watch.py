@@ -1,4 +1,4 @@
-"""Looks now and then for operations that take too long elsewhere, and puts them into the slow log."""
+"""Checks regularly for operations that take too long elsewhere, and writes them to the slow log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_S = 0.25
 
 
 class OverdueWatch:
-    """Watches for the overdue operations of one server."""
+    """Watches the overdue operations of one server."""
 
     def __init__(self, env: Env, dispatcher: Dispatcher) -> None:
         self._env, self._dispatcher = env, dispatcher
@@ -34,7 +34,7 @@ class OverdueWatch:
             self.look()
 
     def look(self) -> None:
-        """Look once."""
+        """Check once."""
         now = self._env.clock.now()
         for at, partition, op, since in self._overdue.look(now, *self._dispatcher.under_way()):
             key = None if op[0] in KEYLESS else op[1]

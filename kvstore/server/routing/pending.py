@@ -1,4 +1,4 @@
-"""An operation that this server looks after, and what routing has to know of operations. Decides only."""
+"""An operation that this server routes, and what routing needs to know about operations. Decides only."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LARGE = WITH_VALUE | {_BATCH}
 
 
 class Pending(msgspec.Struct):
-    """One operation, from the moment in which it cannot simply be handed to the leader here."""
+    """One operation, from the moment it cannot simply be handed to the local leader."""
 
     order: int
-    """Its place among the operations that this server looks after."""
+    """Its position among the operations that this server routes."""
     op: Op
     sink: Any
     """A Sink."""
@@ -31,20 +31,20 @@ class Pending(msgspec.Struct):
     deadline: float = 0.0
     """When it is refused, in seconds of the clock; 0 before it had to wait."""
     left_s: float = 0.0
-    """What was left of its time when it began to wait for its client's turn, which does not count; 0: all of it."""
+    """Remaining time when it began to wait for its client's turn, which does not count; 0: all of it."""
     is_of_peer: bool = False
-    """Another server sent it: it is done here or refused, never sent on."""
+    """True if another server sent it: it is done here or refused, never forwarded."""
 
     def __repr__(self) -> str:
         return f"<Pending {self.order} {self.op!r}>"
 
 
 class PeerSink(Sink):
-    """Base of the sinks of other servers, which send refused operations out again themselves."""
+    """Base class of the sinks of other servers, which send refused operations again themselves."""
 
     def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
-        """Instead of `complete`, also from inside `submit`: nothing that comes behind the operation is done any more,
-        until the other server has heard of this."""
+        """Called instead of `complete`, also from inside `submit`: later operations are not done until the other server
+        has received this refusal."""
         raise NotImplementedError
 
 
@@ -54,12 +54,12 @@ def written_bytes(op: Op) -> int:
 
 
 def keys_of(op: Op) -> list[bytes]:
-    """The keys of an operation that names some."""
+    """Return the keys of an operation that names keys."""
     return [op[1]] if op[0] != _BATCH else [op[1], *(each[1] for each in op[2])]
 
 
 def check_one_partition(op: Op, partition_of: Callable[[bytes], PartitionId]) -> None:
-    """Raises InvalidRequest for a batch over two partitions, and names both."""
+    """Raise InvalidRequest for a batch across partitions, and name them."""
     owners = sorted({partition_of(each[1]) for each in op[2]})
     if len(owners) > 1:
-        raise InvalidRequest(f"want all keys of a batch in one partition, got keys of {' and '.join(owners)}")
+        raise InvalidRequest(f"expected all keys of a batch in one partition, got keys of {' and '.join(owners)}")

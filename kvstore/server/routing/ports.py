@@ -1,4 +1,4 @@
-"""The interfaces through which routing asks the replicas here, and the links to other servers."""
+"""The interfaces of routing to the local replicas and to the links to other servers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class LocalReplica(Protocol):
     def serving(self) -> bool: ...
 
     def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """Carry out operations of one sink, in order, or refuse them."""
+        """Carry out operations of one sink in order, or refuse them."""
         ...
 
     def read_now(
         self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
     ) -> list[bytes | None] | NotNow:
-        """Return the rows that linearizable GETs find at `now`; NOT_NOW if one of them takes more than a lookup, and
-        all have to be submitted.
+        """Return the rows that linearizable GETs find at `now`. NOT_NOW if one of them takes more than a lookup; then
+        all must be submitted.
 
-        `tokens` are the tokens of the keys. Several GETs do not overtake a read that waits for its turn; with `in_turn`
-        a lone GET does not either.
+        `tokens` are the tokens of the keys. Several GETs do not overtake a read that waits for its turn; with
+        `in_turn`, neither does a single GET.
         """
         ...
 
     def expel(self) -> None:
-        """Turn away what waits here and is another partition's."""
+        """Reject waiting operations that belong to other partitions."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""Operations that were sent to a partition which does not own their key (any more, or yet). They wait here, bounded in
-number, bytes and time, and go out again when the ring has changed, or a little later. Decides only.
+"""Holds operations that were sent to a partition which does not own their key any more, or not yet. They wait here,
+limited in number, bytes and time, and are sent again when the ring has changed, or a little later. Decides only.
 
-Operations on one key go out in the order in which they came: what comes while one on the same key is here waits behind
-it. So does what comes while one is still under way to a former owner of the key, which may send it back.
+Operations on one key are sent in their order of arrival: an operation on a key waits behind those on the same key that
+are here, and behind those in transit to a former owner of the key, which may send them back.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvstore.server.routing.pending import Pending, keys_of, written_bytes
 from kvstore.server.routing.waiting_lines import by_order
 
 WAIT_S = 2.0
-"""How long this server looks after an operation, all its ways together."""
-ON_ITS_WAY = "the key is on its way from one partition to another"
+"""Time for which this server routes an operation, all attempts together."""
+ON_ITS_WAY = "the key is moving from one partition to another"
 
 
 class Redirected(Sink):
-    """The sink of a redirected operation. A replica here that turns the operation away once more knows only its sink;
-    so the sink remembers its deadline, and its place in the order. With a later place it would go out after operations
-    that came behind it and were turned away earlier."""
+    """The sink of a redirected operation. A local replica that rejects the operation again knows only its sink, so the
+    sink remembers the deadline and the position in the order. With a later position the operation would be sent after
+    operations that came behind it and were rejected earlier."""
 
     __slots__ = ("_sink", "deadline", "place")
 
@@ -50,7 +50,7 @@ class Redirected(Sink):
 
 
 class _Expected(NamedTuple):
-    """A write that is under way, by its number, to a former owner of its keys, which may send it back."""
+    """A write in transit, by number, to a former owner of its keys, which may send it back."""
 
     flight: Flight
     number: int
@@ -65,21 +65,21 @@ class Redirects:
         self._items: list[Pending] = []
         self.bytes = 0
         self._expected: dict[int, _Expected] = {}
-        """Writes that may come back, by their place in the order."""
+        """Writes that may come back, by their position in the order."""
         self.keys: dict[bytes, int] = {}
-        """The held keys: of operations that are here or expected back, with the number of these. A write that comes
-        later on one of them has to wait here."""
+        """The held keys: keys of operations that are here or may come back, with their number. A later write on one of
+        them must wait here."""
         self.total = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
     def holds(self, op: Op) -> bool:
-        """Whether the operation has to wait behind one that is here or expected."""
+        """Return True if the operation must wait behind one that is here or may come back."""
         return any(key in self.keys for key in keys_of(op))
 
     def expect(self, flight: Flight, numbers: Iterable[int]) -> None:
-        """Expect operations back, before which no later one on their keys must be done."""
+        """Note operations that may come back, before which no later operation on their keys may be done."""
         for number in numbers:
             pending = flight.pending[number][1]
             if pending.op[0] not in UNORDERED:
@@ -89,7 +89,7 @@ class Redirects:
                 self._expected[pending.order] = _Expected(flight, number, keys)
 
     def add(self, pending: Pending, now: float) -> None:
-        """Keep the operation for a while: until its deadline, if it has one."""
+        """Keep the operation until its deadline, or for WAIT_S."""
         if not isinstance(pending.sink, Redirected):
             pending.sink = Redirected(pending.sink, pending.deadline or now + (pending.left_s or WAIT_S))
         pending.deadline = pending.sink.deadline
@@ -97,7 +97,7 @@ class Redirects:
         if pending.deadline <= now:
             self._fail(pending.sink, pending.token, Unavailable(ON_ITS_WAY))
         elif len(self._items) >= self._most or self.bytes + size > self._bytes_max:
-            error = Overloaded(f"{len(self._items)} operations wait for keys that are on their way")
+            error = Overloaded(f"{len(self._items)} operations wait for keys that are moving; retry later")
             self._fail(pending.sink, pending.token, error)
         else:
             self.total += 1
@@ -106,8 +106,8 @@ class Redirects:
             insort(self._items, pending, key=by_order)
 
     def take(self, now: float) -> list[Pending]:
-        """Take what goes out again, in order: all but what has to wait for something that is expected, and is refused
-        when its time is up. Those that come back keep their place."""
+        """Remove and return the operations to send again, in order: all except those that must wait for one that may
+        come back. Overdue operations are refused. Operations that come back keep their position."""
         self._forget_what_has_come()
         blocked = {key for each in self._expected.values() for key in each.keys}
         going: list[Pending] = []
@@ -129,7 +129,7 @@ class Redirects:
         return going
 
     def fail_all(self, error: StoreError) -> None:
-        """Refuse all of them."""
+        """Refuse all operations."""
         items, self._items, self._expected, self.bytes = self._items, [], {}, 0
         self.keys.clear()
         for pending in items:

@@ -1,33 +1,34 @@
-"""Where each operation goes, and in which order: all that routing decides, as one machine. Decides only.
+"""Decides where each operation goes, and in which order, as one state machine. Decides only.
 
-Events come in by `handle`, commands come out; the dispatcher and the links perform them. An operation that comes to
-this server is at one of these places until its sink has its result:
+`handle` takes events and returns commands; the dispatcher and the links perform them. Until its sink has the result, an
+operation at this server is in one of these places:
 
-    submitted ──► the replica here that leads
-        │             │ turned away: it does not own the key
+    submitted ──► the local replica that leads
+        │             │ rejected: it does not own the key
         │             ▼
         │         redirected, by key ──────────────┐ when the ring has changed, or a little later
         │             ▲                            │
         │             │ moved                      ▼
-        ├──► under way to the leader's server ◄── sent
+        ├──► in transit to the leader's server ◄─ sent
         │             │ not led there, link lost   ▲
         │             ▼                            │
         └──► waiting for a leader, by partition ───┘ when the topology has changed, or a little later
 
-**What clients are promised** (docs/protocol.md M15): operations that a client awaits one after the other, and writes
-on one key that come over one connection without being awaited, are done in the order in which they came. A server keeps
-it for all writes on one key that come to it, because that needs to know no connections:
+**Promise to clients** (docs/protocol.md M15): operations that a client awaits one after the other, and writes on one
+key that come over one connection without being awaited, are done in their order of arrival. A server keeps the order
+for all writes on one key that it receives, which requires no knowledge of connections:
 
 1. To one server, operations of a partition go over one link, in order.
-2. A partition's operations go to another server only when none of them is under way to the former one.
-3. What a server refused goes out again in its old place, before what came later on the same partition (it does not
-   lead it) or on the same key (it does not own it).
-4. A key is *held* while an operation on it is redirected, or under way to a partition that does not own it any more and
-   may send it back. A write that comes on a held key is redirected as well, behind the others.
-5. The answering server does its part: after a refusal it does nothing of what was sent before the refusal was heard
+2. A partition's operations go to another server only when none of them is in transit to the former one.
+3. An operation that a server refused is sent again in its old position: before later operations on the same partition
+   if the server does not lead it, or on the same key if the server does not own it.
+4. A key is *held* while an operation on it is redirected, or in transit to a partition that does not own it any more
+and
+   may send it back. A write on a held key is redirected as well, behind the others.
+5. The answering server does its part: after a refusal it does nothing that was sent before the refusal was received
    (`peer/refusals.py`).
 
-Reads need not wait for writes of others; doors let those of one connection wait for its own writes.
+Reads need not wait for writes of others; endpoints let the reads of a connection wait for its own writes.
 """
 
 from __future__ import annotations
@@ -74,20 +75,20 @@ from kvstore.server.routing.waiting_lines import WaitingLines
 from kvstore.types import PartitionId, ServerId
 
 SUSPECT_AGAIN_S = 0.25
-"""How often the ring is read again because a partition did not own what the ring says it does."""
+"""Interval of rereading the ring because a partition did not own what the ring assigns to it."""
 _ARRIVED = 1 << 60
-"""Operations that have only arrived get places above this one, those that were turned away here places below it: they
-were here before."""
+"""New operations get positions above this number, operations rejected here get positions below it, because they were
+here before."""
 
 _value_of = itemgetter(2)
-_GONE = "who asked for it is gone"
+_GONE = "its client is gone"
 _LINEARIZABLE, _SESSION = int(Level.LINEARIZABLE), int(Level.SESSION)
 FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
 """Levels of reads that any replica may answer."""
 
 
 class Router:
-    """The router of one server. `serves` tells whether the replica of a partition here leads and answers."""
+    """The router of one server. `serves` tells whether the local replica of a partition leads and answers."""
 
     def __init__(
         self,
@@ -110,13 +111,13 @@ class Router:
         self._turned_away = 0
         self._suspected_at = -SUSPECT_AGAIN_S
         self._is_misfiled = False
-        """True if keys have changed hands since what waits was filed by partition."""
+        """True if keys have moved since waiting operations were sorted by partition."""
         self._now = 0.0
         self._commands: list[Command] = []
         self.forwarded = self.waited = self.timed_out = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Return the commands that an event calls for, in order. `now`: the clock in seconds."""
+        """Return the commands for an event, in order. `now` is the clock in seconds."""
         self._now = now
         match event:
             case Submitted():
@@ -154,12 +155,12 @@ class Router:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether operations wait that have to be looked at again."""
+        """True if waiting operations must be checked again."""
         return bool(self.waiting.lines or self.redirects.keys)
 
     def follow(self, flight: Flight, partition: PartitionId, op: Op, sink: Sink, token: int) -> int:
-        """Let an operation follow those before it, while no key is held; returns its number, or 0 if there is no
-        room."""
+        """Send an operation behind earlier ones, while no key is held. Returns its number, or 0 if there is no
+        capacity."""
         number = flight.begin(partition, Pending(self._arrivals + 1, op, sink, token))
         if number:
             self._arrivals += 1
@@ -169,14 +170,14 @@ class Router:
     def follow_puts(
         self, flight: Flight, partition: PartitionId, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]
     ) -> range:
-        """Let puts of one sink follow, for which there is room; returns their numbers."""
+        """Send puts of one sink, for which there is capacity. Returns their numbers."""
         first, count = self._arrivals + 1, len(ops)
         self._arrivals += count
         self.forwarded += count
         orders, sizes = range(first, first + count), map(len, map(_value_of, ops))
         return flight.begin_all(partition, list(map(Pending, orders, ops, repeat(sink), tokens, sizes)))
 
-    # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── arrivals ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _submitted(self, event: Submitted) -> None:
         op, sink, token, ring_version = event.op, event.sink, event.token, event.ring_version
@@ -218,7 +219,7 @@ class Router:
         else:
             self._fail(sink, token, self.topology.not_leader(partition))
 
-    # ── what comes back ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── returns ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _turned_away_here(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         if isinstance(sink, PeerSink):
@@ -226,7 +227,7 @@ class Router:
         if not isinstance(sink, Redirected):
             sink = Redirected(sink, self._now + WAIT_S)
         if not sink.place:
-            # Whatever else on this key has come back or waits was submitted after it.
+            # Anything else on this key that has come back or waits was submitted later.
             sink.place = self._turned_away = self._turned_away + 1
         self._redirect(Pending(sink.place, op, sink, token))
 
@@ -245,7 +246,7 @@ class Router:
         self._send_reads(flight)
 
     def _link_lost(self, flight: Flight, first_unsent: int) -> None:
-        """Send reads elsewhere, and what had not been sent; the outcome of mutations that had been sent is unknown."""
+        """Resend reads and everything unsent. The outcome of mutations that had been sent is unknown."""
         server = flight.server
         self.routes.lost(flight)
         self._recall_reads(flight)
@@ -259,7 +260,7 @@ class Router:
                 )
 
     def _take_back(self, partition: PartitionId, pending: Pending, error: StoreError, server: ServerId) -> None:
-        """Take back an operation that `server` refused, or that did not reach it: it goes out again, or fails with
+        """Take back an operation that `server` refused, or that did not reach it: it is sent again, or fails with
         `error`."""
         if isinstance(error, NotLeader):
             self.routes.note_refused(partition, server, self._now)
@@ -297,7 +298,7 @@ class Router:
             self._drain()
 
     def _file_again(self) -> None:
-        """The ring has changed: what waits for a key's partition waits for its new one."""
+        """Sort waiting operations by partition again, because the ring has changed."""
         self._is_misfiled = False
         for _, pending in self.waiting.take_all():
             if pending.op[0] in KEYLESS:
@@ -318,8 +319,8 @@ class Router:
     # ── what goes out ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _send(self, partition: PartitionId, pending: Pending, *, is_its_turn: bool = False) -> bool:
-        """Give the operation to the partition's leader, or let it wait for its client's turn. False if the leader is
-        not known, or nothing can be sent to it now."""
+        """Give the operation to the partition's leader, or let it wait for its client's turn. Returns False if the
+        leader is unknown or nothing can be sent to it now."""
         if self._serves(partition):
             if not self.routes.is_settled(partition, self._server):
                 return False
@@ -350,15 +351,15 @@ class Router:
         return True
 
     def _drain(self) -> None:
-        """Send what can be sent, in order; refuse what has waited too long."""
+        """Send what can be sent, in order, and refuse what has waited too long."""
         for partition in sorted(self.waiting.lines):
             self.routes.ask_again(partition, self._now)
             self.waiting.drain(partition, partial(self._goes_on, partition))
-            if partition in self.waiting:  # a link may have become full: what comes now goes behind the rest
+            if partition in self.waiting:  # a link may have become full, so new operations queue behind the rest
                 self.routes.end_direct(partition)
 
     def _goes_on(self, partition: PartitionId, pending: Pending) -> bool:
-        """Whether the first of a line has left it."""
+        """Return True if the first operation of a line has left it."""
         if pending.deadline <= self._now:
             self.timed_out += 1
             self._fail(pending.sink, pending.token, self.topology.nobody(partition))
@@ -373,7 +374,7 @@ class Router:
     def _send_redirected(self) -> None:
         for pending in self.redirects.take(self._now):
             op, partition = pending.op, self.partition_of(pending.op[1])
-            if op[0] == Code.BATCH and op[4] is None:  # with a request id it may be done already: its owner knows
+            if op[0] == Code.BATCH and op[4] is None:  # with a request id it may already be done, which its owner knows
                 try:
                     check_one_partition(op, self.partition_of)
                 except InvalidRequest as error:
@@ -384,7 +385,7 @@ class Router:
 
     def _reads_answered(self, flight: Flight, *, is_look: bool) -> None:
         for pending in flight.reads.look(self._now) if is_look else ():
-            late = Unavailable(f"{flight.server} has answered none of its reads for a while, and it was not asked")
+            late = Unavailable(f"{flight.server} answers none of the client's reads, so this read was not sent")
             self._fail(pending.sink, pending.token, late)
         self._send_reads(flight)
 
@@ -416,13 +417,13 @@ class Router:
     def _redirect(self, pending: Pending) -> None:
         if pending.op[0] in KEYLESS:
             return self._fail_moved(pending.op, pending.sink, pending.token)
-        if self._now - self._suspected_at > SUSPECT_AGAIN_S:  # a change of the ring is also told by a watch
+        if self._now - self._suspected_at > SUSPECT_AGAIN_S:  # a watch also reports ring changes
             self._suspected_at = self._now
             self._commands.append(ReadRing())
         self.redirects.add(pending, self._now)
 
     def _fail_moved(self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: str = "") -> None:
-        """Refuse an operation that was sent by another ring than the one known here."""
+        """Refuse an operation that was sent by another ring than the known one."""
         if ring_version > self.ring_version:
             self._commands.append(ReadRing(ring_version))
         moved = Moved(partition, self.ring_version)
@@ -437,7 +438,7 @@ class Router:
     # ── questions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_held(self, op: Op) -> bool:
-        """Whether another operation on its key has to be done before this one."""
+        """Return True if another operation on its key must be done before this one."""
         return bool(self.redirects.keys) and op[0] not in UNORDERED and self.redirects.holds(op)
 
     def check(self) -> None:
@@ -446,10 +447,10 @@ class Router:
         self.redirects.check()
         self.routes.check()
         for partition in self.routes.direct:
-            assert partition not in self.waiting, "what waits would be overtaken"
+            assert partition not in self.waiting, "waiting operations would be overtaken"
 
 
 def _may_mean_another(op: Op, ring_version: int, known: int) -> bool:
-    """Whether a session read may carry what its client has seen of another partition than is asked here. Only the
-    leader knows an answer that is right anyhow (docs/protocol.md M16)."""
+    """Return True if a session read may carry the session of another partition than the one asked. Only the leader can
+    give an answer that is right in any case (docs/protocol.md M16)."""
     return ring_version != known and bool(ring_version or op[3])

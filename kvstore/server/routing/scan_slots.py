@@ -1,5 +1,5 @@
-"""How many scans a server has under way, and how much they hold together: each holds a page of every partition while
-its reader takes its time."""
+"""Limits the scans of a server and the memory they hold: each scan holds a page of every partition while its reader
+reads slowly."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from kvstore.errors import Overloaded
 
 SCANS_MAX = 32
 SCANS_OF_USER_MAX = 8
-"""Of one user, whatever endpoints and connections they come from."""
+"""Maximum number of scans of one user, over all endpoints and connections."""
 WAITING_MAX = 1_000
-"""Scans that wait for a place; further ones are refused at once."""
+"""Maximum number of waiting scans; further ones are refused at once."""
 HELD_BYTES_MAX = 128 << 20
-"""Of keys and values, by all scans of a server; one alone may hold more: a page of each partition is what it needs."""
+"""Maximum bytes of keys and values held by all scans of a server. A single scan may hold more, because it needs a page
+of each partition."""
 WAIT_S, LOOK_S = 5.0, 0.1
-"""How long one more waits for a place, and how often it looks."""
+"""Time that a further scan waits for a slot, and interval of its checks."""
 PATIENCE_S = 2.0
-"""A scan whose reader has taken nothing for so long gives its place to one that waits."""
+"""Time after which a scan whose reader has read nothing loses its slot to a waiting scan."""
 
 
 class ScanSlot:
-    """The place of one scan."""
+    """The slot of one scan."""
 
     def __init__(self, now: Callable[[], float], places: Mapping[ScanSlot, str]) -> None:
         self._now, self._places = now, places
@@ -33,18 +34,21 @@ class ScanSlot:
         self._timeout: asyncio.Timeout | None = None
         self._is_lost = False
         self.unread_since: float | None = None
-        """Since when its reader has taken nothing."""
+        """Since when its reader has read nothing."""
 
     # docs/protocol.md P37
     def hold(self, size: int) -> None:
-        """Say how much the scan holds now. Raises Overloaded if that is more than before, and all hold too much."""
+        """Set the bytes that the scan holds now. Raises Overloaded if that is more than before and all scans hold too
+        much."""
         is_more, self.held_bytes = size > self.held_bytes, size
         total = sum(each.held_bytes for each in self._places)
         if is_more and size < total and total > HELD_BYTES_MAX:
-            raise Overloaded(f"the scans under way hold {total} bytes, more than {HELD_BYTES_MAX}; ask again later")
+            raise Overloaded(
+                f"the running scans hold {total} bytes, more than the limit of {HELD_BYTES_MAX}; retry later"
+            )
 
     async def wait_read(self, sent: Awaitable[None]) -> None:
-        """Wait until the reader has room for what is sent. Raises Overloaded if the place is given to another one."""
+        """Wait until the reader has accepted what was sent. Raises Overloaded if another scan gets the slot."""
         self.unread_since = self._now()
         try:
             async with asyncio.timeout(None) as self._timeout:
@@ -55,42 +59,42 @@ class ScanSlot:
         finally:
             self._timeout = self.unread_since = None
         if self._is_lost:
-            raise Overloaded("the scan was read too slowly while others waited; go on behind the last key")
+            raise Overloaded("the scan was read too slowly while other scans waited; continue after the last key")
 
     def end(self) -> None:
-        """Give the place up. Its reader may just have had room: that comes too late."""
+        """Give up the slot, even if the reader accepts data at the same moment."""
         self._is_lost = True
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class _Waiter:
-    """A scan that waits for a place."""
+    """A scan that waits for a slot."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        """Of two, the one with the lower number has waited longer."""
+        """A lower number has waited longer."""
         self.granted = asyncio.Event()
         self.place: ScanSlot | None = None
 
 
 class ScanSlots:
-    """The places of all scans and counts of a server, at every endpoint."""
+    """The slots of all scans and counts of a server, for every endpoint."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._places: dict[ScanSlot, str] = {}
-        """The user of each."""
+        """The user of each slot."""
         self._of_user: Counter[str] = Counter()
-        """Places of each user."""
+        """Number of slots of each user."""
         self._waiting: dict[str, dict[_Waiter, None]] = {}
-        """Scans that wait, by user; the oldest of a user is the first."""
+        """Waiting scans by user, oldest first."""
         self._waits = self._waits_begun = 0
 
     @asynccontextmanager
     async def place(self, user: str = "") -> AsyncIterator[ScanSlot]:
-        """Hold a place for a scan of this user; empty: nobody is asked who he is, and no user has a bound of his own.
-        Raises Overloaded if none is free in time."""
+        """Hold a slot for a scan of this user. An empty user means that access control is off and no limit per user
+        applies. Raises Overloaded if no slot is free in time."""
         place = self._taken(user) if self._has_free(user) else await self._wait(user)
         try:
             yield place
@@ -107,7 +111,7 @@ class ScanSlots:
         return place
 
     def _give_back(self, place: ScanSlot) -> None:
-        """Free a place, unless another scan has been given it, and let others have it."""
+        """Free a slot, unless another scan has received it, and pass it on."""
         user = self._places.pop(place, None)
         if user is None:
             return
@@ -118,7 +122,7 @@ class ScanSlots:
 
     async def _wait(self, user: str) -> ScanSlot:
         if self._waits >= WAITING_MAX:
-            raise Overloaded(f"{WAITING_MAX} scans wait for others to end; try again later")
+            raise Overloaded(f"{WAITING_MAX} scans already wait for a slot; retry later")
         self._waits_begun += 1
         deadline, waiter = self._now() + WAIT_S, _Waiter(self._waits_begun)
         self._waiting.setdefault(user, {})[waiter] = None
@@ -132,7 +136,7 @@ class ScanSlots:
                     raise Overloaded(self._why_none(user))
                 await wait_within(waiter.granted, LOOK_S)
         except BaseException:
-            if waiter.place is not None:  # granted in the moment in which its caller gave up
+            if waiter.place is not None:  # granted at the moment of cancellation
                 self._give_back(waiter.place)
             raise
         finally:
@@ -140,7 +144,7 @@ class ScanSlots:
             self._forget(user, waiter)
 
     def _forget(self, user: str, waiter: _Waiter) -> None:
-        """Take a scan out of those that wait, if it is there."""
+        """Remove a scan from the waiting ones, if it is there."""
         waiters = self._waiting.get(user, {})
         waiters.pop(waiter, None)
         if not waiters:
@@ -148,12 +152,12 @@ class ScanSlots:
 
     def _why_none(self, user: str) -> str:
         if len(self._places) >= SCANS_MAX:
-            return f"{SCANS_MAX} scans are under way"
-        return f"{SCANS_OF_USER_MAX} scans of user {user} are under way"
+            return f"{SCANS_MAX} scans are running; retry later"
+        return f"{SCANS_OF_USER_MAX} scans of user {user} are running; retry later"
 
     def _hand_on(self) -> None:
-        """Give free places to those that wait, the oldest first. The cost depends on the users that wait, and not on
-        the scans of each."""
+        """Give free slots to waiting scans, oldest first. The cost depends on the number of waiting users, not on their
+        scans."""
         while len(self._places) < SCANS_MAX:
             oldest = ((next(iter(each)), user) for user, each in self._waiting.items() if self._has_free(user))
             waiter, user = min(oldest, key=lambda each: each[0].number, default=(None, ""))
@@ -164,7 +168,7 @@ class ScanSlots:
             waiter.granted.set()
 
     def _end_slowest(self, user: str) -> None:
-        """Take the place of the slowest reader: of any user, or of this one if he has all of his own."""
+        """End the scan of the slowest reader: of any user, or of this user if its own slots are used up."""
         is_full, before = len(self._places) >= SCANS_MAX, self._now() - PATIENCE_S
         slow = {
             each: since

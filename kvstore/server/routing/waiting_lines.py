@@ -1,5 +1,5 @@
-"""Operations that wait until their partition has a leader that can be reached: a line for each partition, in the order
-in which they came. Decides only."""
+"""Holds operations until their partition has a reachable leader: one line per partition, in order of arrival. Decides
+only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def by_order(pending: Pending) -> int:
 
 
 class WaitingLines:
-    """The lines of all partitions, bounded in number and bytes together."""
+    """The lines of all partitions, limited in number and bytes together."""
 
     def __init__(self, *, most: int, bytes_max: int) -> None:
         self._most, self._bytes_max = most, bytes_max
         self.lines: dict[PartitionId, list[Pending]] = {}
-        """Without empty ones."""
+        """Without empty lines."""
         self.count = 0
         self.bytes = 0
 
@@ -28,7 +28,7 @@ class WaitingLines:
         return partition in self.lines
 
     def add(self, partition: PartitionId, pending: Pending) -> bool:
-        """False if there is no room."""
+        """Add an operation. Returns False if the limits are reached."""
         if self.count >= self._most or self.bytes >= self._bytes_max:
             return False
         self.count += 1
@@ -37,8 +37,8 @@ class WaitingLines:
         return True
 
     def drain(self, partition: PartitionId, takes: Callable[[Pending], bool]) -> None:
-        """Offer the line's operations to `takes`, in order, up to the first that it declines. Operations that are added
-        meanwhile stay behind the rest."""
+        """Offer the line's operations to `takes` in order, up to the first that it declines. Operations added meanwhile
+        stay behind the rest."""
         line = self.lines.pop(partition)
         taken = 0
         while taken < len(line) and takes(line[taken]):
@@ -49,7 +49,7 @@ class WaitingLines:
             self.lines[partition] = left
 
     def take_all(self) -> Iterator[tuple[PartitionId, Pending]]:
-        """Take everything out, line by line."""
+        """Remove and yield everything, line by line."""
         lines, self.lines = self.lines, {}
         self.count = self.bytes = 0
         for partition in sorted(lines):
@@ -65,5 +65,5 @@ class WaitingLines:
         assert self.count == len(everything)
         assert self.bytes == sum(written_bytes(pending.op) for pending in everything)
         for line in self.lines.values():
-            assert line, "an empty line would hold up what comes for its partition"
+            assert line, "an empty line would block new operations of its partition"
             assert line == sorted(line, key=by_order)

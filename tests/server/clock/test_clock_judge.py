@@ -29,7 +29,7 @@ MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 
 
 class Other(NamedTuple):
-    """What another server says: how wrong its date (None: it has none) and its wall clock are."""
+    """Another server's report: the errors of its cluster time (None: it has none) and of its wall clock."""
 
     date: float | None = 0
     wall: int = 0
@@ -195,7 +195,7 @@ def test_server_counts_as_isolated_only_after_a_while() -> None:
 
 @pytest.mark.parametrize("wrong_ms", [HOUR_MS, -HOUR_MS])
 def test_clients_get_no_future_time_while_no_server_is_sure(wrong_ms: int) -> None:
-    """A time that is too early is safe for them. A server that hears nobody could forward nothing either."""
+    """A time that is too early is safe for them. A server without contact to others could forward nothing anyway."""
     server = Server()
     server.wrong_ms = wrong_ms
     server.wait(0.2)

@@ -1,4 +1,4 @@
-"""The cluster's version in the metadata store, and who may go on with it (docs/protocol.md, Versions)."""
+"""The cluster's version in the metadata store, and which servers may run with it (docs/protocol.md, Versions)."""
 
 from __future__ import annotations
 

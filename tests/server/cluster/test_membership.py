@@ -1,4 +1,4 @@
-"""What a server knows of its cluster, and that the cluster knows of it."""
+"""A server registers itself in its cluster and learns about the others."""
 
 from __future__ import annotations
 

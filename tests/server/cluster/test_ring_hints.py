@@ -1,4 +1,4 @@
-"""What others say of the ring makes a server read it, and nothing else (docs/protocol.md H9)."""
+"""A reported ring version causes a server to read the ring, and has no other effect (docs/protocol.md H9)."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ async def busy(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 async def test_hint_during_full_read_is_followed_after_sync(busy: World) -> None:
-    """What is read then may be of a metadata server that lags, and whoever names the version again is told that it is
-    being looked for."""
+    """The full read may come from a metadata server that lags. A repeated hint of the same version is answered with the
+    information that this version is already being fetched."""
     busy.store.lags = True
     await busy.store.get(paths.RING)
     flipped = await busy.flip(busy.membership.topology.ring)

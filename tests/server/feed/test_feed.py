@@ -1,4 +1,4 @@
-"""Pages of the change feed, over logs in memory and a real gRPC door: what is in a page, and where the next begins."""
+"""Pages of the change feed, over logs in memory and a real gRPC endpoint: their contents, and where the next begins."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_bounds_are_reached_over_uninteresting_entries(reading: Reading) -
 
 
 def test_page_reaches_its_bound_before_a_later_entry() -> None:
-    """What came between is of no interest and was passed over: the reader must not ask for it for ever."""
+    """The entries in between do not match and were skipped. The reader must not request them again forever."""
     page = FeedPage(Interest(), PageBounds(until=583, rows=10, bytes=1000), 579, keys_only=False)
     assert not page.add(FeedEntry(AT, Seq(583), Seq(717), 1_000))
     assert (page.is_full, page.finish(717).next) == (True, 583)
@@ -276,18 +276,18 @@ async def test_unknown_partition_is_refused(reading: Reading) -> None:
 async def test_bound_longer_than_a_key_is_refused(reading: Reading, bounds: tuple[bytes, bytes]) -> None:
     """A megabyte of it would be kept for each watch and each place."""
     start, end = bounds
-    with pytest.raises(InvalidRequest, match="want"):
+    with pytest.raises(InvalidRequest, match="expected"):
         await reading.page("p1", 0, start=start, end=end)
-    with pytest.raises(InvalidRequest, match="want"):
+    with pytest.raises(InvalidRequest, match="expected"):
         await reading.world.watch(Interest(start, end))
 
 
 async def test_position_beyond_the_end_is_refused_and_not_held(reading: Reading) -> None:
     last = reading.world.logs["p1"].put((b"a", b"1"))
     assert (await reading.page("p1", last)).next == last
-    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+    with pytest.raises(InvalidRequest, match=f"expected a position up to {last}, where its log ends, got {last + 1}"):
         await reading.page("p1", last + 1)
-    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+    with pytest.raises(InvalidRequest, match=f"expected a position up to {last}, where its log ends, got {last + 1}"):
         await reading.hold("h", {"p1": last + 1}, 60.0)
 
 
@@ -298,7 +298,7 @@ async def test_positions_name_their_cluster(reading: Reading, monkeypatch: pytes
 
 
 async def test_partition_that_left_is_listed_permanently(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was away while it joined and left would not know that he has missed anything."""
+    """A reader that was away while the partition joined and left could not know that it missed changes."""
     monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
     world = reading.world
     last = world.logs["p2"].put((b"a", b""), (b"b", b""))
@@ -317,7 +317,7 @@ async def test_partition_that_left_is_listed_permanently(reading: Reading, monke
 
 
 async def test_log_that_never_existed_is_not_gone(reading: Reading) -> None:
-    """Who joined and was cancelled before it had a ledger ended all streams."""
+    """A partition whose join was cancelled before it had a ledger used to end all streams."""
     world = reading.world
     world.logs["p2"].ledgers = []
     assert await world.feeds.ends(P2) == (0, 0), "the ring has it, as one that has retired"

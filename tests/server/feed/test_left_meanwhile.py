@@ -1,4 +1,4 @@
-"""Watches that go on after a partition has joined and left while their reader was away, and those that have had it."""
+"""Watches that continue after a partition joined and left in their reader's absence, and watches that had read it."""
 
 # docs/protocol.md F3
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Reader:
         self._moves |= {each.move for each in page.handovers}
 
     def check_moves(self) -> None:
-        """It was told of each since it began, but perhaps for what is trimmed by now."""
+        """The reader was notified of every move since it started, except perhaps of moves that are trimmed by now."""
         kept = self._writer.log.ledgers[0].id
         moves = enumerate(self._writer.handovers)
         wanted = {number for number, (seq, ledger) in moves if self._began <= seq < self.after and ledger >= kept}

@@ -1,4 +1,4 @@
-"""What holds logs for readers of the feed is given back by the operator, too."""
+"""The operator's unpin also releases logs that are kept for readers of the feed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield made
 
 
-async def test_changes_are_shown_as_they_were_logged(world: World) -> None:
+async def test_changes_are_shown_as_logged(world: World) -> None:
     following = await world.watch()
     log = world.logs["p1"]
     log.put((b"a", b"1"), (b"b", b"2"))
@@ -74,9 +74,9 @@ async def test_watch_begins_now(world: World) -> None:
     assert [each.version for each in await following.take(1)] == [2]
 
 
-async def test_what_a_client_has_seen_is_not_shown_again(world: World) -> None:
+async def test_seen_changes_are_not_repeated(world: World) -> None:
     log = world.logs["p1"]
-    log.shown = 0  # this server has not heard of it yet
+    log.shown = 0  # this server does not know of it yet
     log.put((b"a", b"1"))
     following = await world.watch(seen={"p1": 1})
     log.shown = None
@@ -346,7 +346,7 @@ def handed(world: World, key: bytes, *, seq: int) -> tuple[Release, Own]:
 async def test_entries_of_new_owner_wait_for_former_owner(world: World) -> None:
     following = await world.watch()
     old, new = world.logs["p1"], world.logs["p2"]
-    old.shown = 0  # slow: only the new owner's log is heard of
+    old.shown = 0  # slow: this server knows only of the new owner's log
     old.put((b"k", b"1"))
     release, own = handed(world, b"k", seq=1)
     old.record(release)
@@ -447,10 +447,10 @@ async def test_position_of_unknown_partition_is_refused(world: World) -> None:
 async def test_position_beyond_the_end_of_a_log_is_refused(world: World) -> None:
     """It is another cluster's: whoever waited there would miss all changes up to it."""
     last = world.logs["p1"].put((b"a", b"1"))
-    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+    with pytest.raises(InvalidRequest, match=f"expected a position up to {last}, where its log ends, got {last + 1}"):
         await world.watch(after={"p1": last + 1, "p2": 0})
     world.leave("p2")
-    with pytest.raises(InvalidRequest, match="p2: want a position up to 0, where its log ends, got 1"):
+    with pytest.raises(InvalidRequest, match="p2: expected a position up to 0, where its log ends, got 1"):
         await world.watch(after={"p1": last, "p2": 1})
 
 

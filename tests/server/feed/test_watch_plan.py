@@ -12,7 +12,7 @@ P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
 def test_partition_that_left_is_not_new_when_server_lags() -> None:
-    """It goes on after it, with what p2 got of it: p1's log from its beginning would be behind that."""
+    """The watch continues after it, with the changes that p2 received. The start of p1's log would be a step back."""
     both = settle(plan.join(ring_of(1), members(ids(2, 2))))
     left = settle(plan.leave(both, [P1]))
     watch = WatchPlan(interest_in(b"", b""))

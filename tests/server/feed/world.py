@@ -23,7 +23,7 @@ from tests.server.feed.logs import MemoryLog, MemoryLogs
 from tests.waiting import PATIENCE_S
 
 HEARTBEAT_S = 2 * PATIENCE_S
-"""What comes only with a heartbeat is late."""
+"""Notifications that arrive only with a heartbeat are late."""
 EVERYTHING = Interest()
 
 
@@ -72,7 +72,7 @@ class World:
         self.ring = replace(self.ring, version=self.ring.version + 1, partitions=partitions)
 
     async def join_unheard(self, partition: str) -> None:
-        """The same, but this server has not heard of it."""
+        """Let the partition join while this server does not know of it."""
         known = self.ring
         self.join(partition)
         await self.store.set(paths.RING, codec.encode(self.ring), -1)
@@ -172,7 +172,7 @@ class Following:
                 await self._wait()
 
     async def failure(self) -> Exception:
-        """What ended the watch."""
+        """Return the error that ended the watch."""
         async with asyncio.timeout(PATIENCE_S):
             while self._ended is None:
                 self._news.clear()

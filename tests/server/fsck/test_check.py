@@ -122,7 +122,7 @@ async def test_consistent_log_has_no_errors(made: Made) -> None:
 
 
 async def test_bookies_that_are_down_break_no_invariant(made: Made) -> None:
-    """The sequence goes on behind what nobody can read, in the same ledger or the next."""
+    """The sequence continues after the unreadable entries, in the same ledger or the next."""
     await made.set_up()
     made.lost = {(LEDGERS[0], 1), (LEDGERS[1], 0), (LEDGERS[1], 1), (LEDGERS[1], 2)}
     report = await made.checked()

@@ -1,4 +1,4 @@
-"""What fsck takes a bookie's failure for."""
+"""How fsck classifies failures of a bookie."""
 
 import asyncio
 from types import SimpleNamespace

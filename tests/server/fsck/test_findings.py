@@ -1,4 +1,4 @@
-"""What a check of the whole cluster must notice."""
+"""Faults that a check of the whole cluster must find."""
 
 from kvstore.partition.state.entry import Entry, EntryKind, control
 from kvstore.partition.state.move_records import Own, encode

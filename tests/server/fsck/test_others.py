@@ -37,7 +37,7 @@ def pulsars(number: int, last: int | None = 9) -> LedgerMetadata:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> dict[BookieId, range | None]:
-    """What the bookies hold of every ledger; None: that bookie does not answer."""
+    """The entries that each bookie holds of every ledger; None: the bookie does not answer."""
     table: dict[BookieId, range | None] = dict.fromkeys(BOOKIES, range(10))
 
     async def entries(_: BookieClients, bookie: BookieId, ledger: LedgerId) -> HeldEntries:

@@ -1,4 +1,4 @@
-"""What is said about the load of partitions, and what is suggested."""
+"""Findings about the load of partitions, and the moves that they suggest."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Replica(LocalReplica):
 
 
 class Here:
-    """What is hosted, and where operations go."""
+    """The hosted replicas, and the destinations of operations."""
 
     def __init__(self) -> None:
         self.replica = Replica()

@@ -1,4 +1,4 @@
-"""What a keeper does in the background: nobody waits for a count, and whoever was told of a table late looks again."""
+"""The keeper works in the background: no operation waits for a count, and a late table is read again."""
 
 from __future__ import annotations
 

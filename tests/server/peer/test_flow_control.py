@@ -377,7 +377,7 @@ async def test_overdue_operations_are_removed_and_later_ones_kept(
 
 
 async def test_abandoned_operations_are_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write among them, too: its client has been told that the outcome is unknown, and goes on."""
+    """This includes writes: the client was already answered that the outcome is unknown, and has continued."""
     monkeypatch.setattr(flow_control, "VALUES_MAX", 8)
     monkeypatch.setattr(abandoned, "OPERATION_TIMEOUT_S", 0.0)
     monkeypatch.setattr(abandoned, "LOOK_S", 0.01)

@@ -1,4 +1,4 @@
-"""Who says on the Redis port that he is a server, and is none (docs/protocol.md H8)."""
+"""Connections to the Redis port that claim to be a server and are none (docs/protocol.md H8)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_client_that_only_claims_to_be_a_server_is_refused(cluster: Server
     call = frames.encode(Call(1, "p1", "m", b""))
     raw = await connect(cluster)
     raw.writer.write(packed(b"KVSTORE.PEER", b"1", b"anybody", b"n2"))
-    assert await raw.read_line() == b"-ERR peer version: want 2 to 3, got '1'\r\n"
+    assert await raw.read_line() == b"-ERR peer version: expected 2 to 3, got '1'\r\n"
     raw.close()
     raw = await connect(cluster)
     raw.writer.write(hello())
@@ -159,8 +159,8 @@ def test_refused_peers_are_counted_and_logged_once_a_minute(caplog: pytest.LogCa
             strangers.note("10.0.0.1", "why")
             strangers.note("10.0.0.2", "I am n1\nand this is a line of the log")
         assert [record.getMessage() for record in caplog.records] == [
-            "address=10.0.0.1 is not let in as a server: 'why'",
-            r"address=10.0.0.2 is not let in as a server: 'I am n1\nand this is a line of the log'",
+            "refused a server link address=10.0.0.1 reason='why'",
+            r"refused a server link address=10.0.0.2 reason='I am n1\nand this is a line of the log'",
         ]
         clock.time += SAID_AGAIN_S
         strangers.note("10.0.0.1", "why")

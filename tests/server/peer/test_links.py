@@ -48,7 +48,7 @@ async def test_calls_share_one_link_when_idle(tmp_path: Path) -> None:
 
 
 async def test_call_to_own_server_ends_like_one_over_a_link(tmp_path: Path) -> None:
-    """What it began ended with who had asked: a freeze that was logged was not looked after by anybody."""
+    """Work that a call started used to end with its caller: a logged freeze was not completed by anybody."""
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
         begun, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -78,7 +78,7 @@ async def test_call_to_own_server_ends_like_one_over_a_link(tmp_path: Path) -> N
         await links.close()
         with pytest.raises(OutcomeUnknown, match="stopped before"):
             await waiting
-        with pytest.raises(Unavailable, match="n1 stops"):
+        with pytest.raises(Unavailable, match="n1 is stopping"):
             await links.call(ServerId("n1"), P1, "ask", b"", PATIENCE_S)
 
 
@@ -244,7 +244,7 @@ async def test_closing_link_accepts_nothing() -> None:
 
 # docs/protocol.md V3
 async def test_link_is_replaced_by_higher_version_when_idle() -> None:
-    """What it was made by may have been all that was known: the other server's entry was not there yet."""
+    """A link is opened with the version known at that time, when the other server may not have registered yet."""
     owner, sink, stream = Older(), Collector(), Stream()
     link = PeerLink(cast(Any, owner), N2)
     link.connection_made(cast(Any, stream))
@@ -284,7 +284,7 @@ def prove(link: PeerLink) -> None:
 
 
 class Links:
-    """What a link asks of those that own it."""
+    """The owner of a link, as the link sees it."""
 
     credentials = Credentials(ServerId("n1"), "the cluster", (bytes(32),), lambda: bytes(NONCE_BYTES))
 

@@ -54,7 +54,7 @@ def hello(
 async def test_another_version_is_refused_by_number(cluster: Servers) -> None:
     raw = await connect(cluster)
     raw.writer.write(hello(version=9))
-    assert await raw.read_line() == b"-ERR peer version: want 2 to 3, got '9'\r\n"
+    assert await raw.read_line() == b"-ERR peer version: expected 2 to 3, got '9'\r\n"
     raw.close()
 
 
@@ -174,7 +174,7 @@ async def test_missing_answer_is_unknown_outcome(cluster: Servers) -> None:
         await cluster["n1"].links.call(N2, P1, "ask", b"", 0.1)
 
 
-async def test_calls_under_way_are_bounded(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_calls_are_limited(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_calls, "CALLS_MAX", 2)
     await link(cluster)
     cluster["n2"].peers.serve(P1, forever)
@@ -278,7 +278,10 @@ async def test_links_of_lower_version_end_after_a_rise(cluster: Servers, monkeyp
     proof, _ = caller.take(await half_open.read_line())
     peers.versions = Fixed(cluster=2)
     half_open.writer.write(proof)
-    assert await half_open.read_line() == b"-ERR peer version: want at least 3, got 2: the cluster has risen\r\n"
+    assert (
+        await half_open.read_line()
+        == b"-ERR peer version: expected at least 3, got 2; the cluster version has risen\r\n"
+    )
     assert len(peers._connections) == 1, "the link of before is still there"
     peers.end_outdone()
     with suppress(ConnectionResetError):

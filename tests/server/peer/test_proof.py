@@ -25,7 +25,7 @@ def of(server: ServerId, *keys: bytes, cluster: str = "c1") -> Credentials:
 
 
 def words(hello: bytes) -> list[bytes]:
-    """Of the greeting, behind the first, as the Redis door gives them."""
+    """Return the words of the greeting after the first, as the Redis interface passes them."""
     lines, found = hello.split(b"\r\n", 1)[1], []
     while lines:
         size, _, lines = lines.partition(b"\r\n")
@@ -72,7 +72,7 @@ def test_proof_has_golden_bytes() -> None:
     [
         (of(N1, cluster="c2"), of(N2), "this server is of another cluster"),
         (of(N1), of(N3), "this is server n3, not 'n2'"),
-        (of(N2), of(N2), "want another server, got 'n2'"),
+        (of(N2), of(N2), "expected another server, got 'n2'"),
         (of(N1, OTHER_KEY), of(N2), "not proven: the cluster's secret is another one"),
         (of(N1), of(N2, OTHER_KEY), "not proven: the cluster's secret is another one"),
     ],
@@ -103,7 +103,7 @@ def test_old_and_new_secret_are_accepted_during_rotation() -> None:
 
 def test_other_version_is_refused_by_number_before_anything_else() -> None:
     for said in ([b"1", b"n1", b"n2"], [b"4", b"n1", b"n2", b"c1", bytes(32), b"more"]):
-        with pytest.raises(HandshakeRefused, match="peer version: want 2 to 3, got"):
+        with pytest.raises(HandshakeRefused, match="peer version: expected 2 to 3, got"):
             CalledSide(of(N2), said)
 
 
@@ -129,7 +129,7 @@ def test_recorded_answer_cannot_be_replayed() -> None:
     answer = called.take(calling.take(called.nonce())[0])
     again = CallingSide(of(N1), N2)
     again.take(called.nonce())
-    with pytest.raises(FrameError, match="who answers for n2 does not know the cluster's secret"):
+    with pytest.raises(FrameError, match="the process at the address of n2 does not know the cluster's secret"):
         again.take(answer)
 
 
@@ -152,7 +152,7 @@ def test_server_cannot_be_used_to_prove_for_another() -> None:
 def test_bytes_after_unanswered_proof_are_refused(size: int) -> None:
     called = CalledSide(of(N2), words(CallingSide(of(N1), N2).hello()))
     assert called.take(bytes(PROOF_BYTES - 1)) == b""
-    with pytest.raises(HandshakeRefused, match="a proof of 32 bytes and then silence"):
+    with pytest.raises(HandshakeRefused, match="a proof of 32 bytes and nothing more"):
         called.take(bytes(size))
 
 
@@ -189,5 +189,5 @@ def test_attacker_cannot_lower_the_version() -> None:
 
 # docs/protocol.md V2
 def test_server_below_cluster_version_is_refused() -> None:
-    with pytest.raises(HandshakeRefused, match="peer version: want 3, got '2'"):
+    with pytest.raises(HandshakeRefused, match="peer version: expected 3, got '2'"):
         CalledSide(of(N2), words(CallingSide(of(N1), N2, 2).hello()), least=3, most=3)

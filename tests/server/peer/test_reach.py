@@ -1,4 +1,4 @@
-"""What a server knows of the others that it does not hear."""
+"""A server reports which other servers it cannot reach."""
 
 from kvstore.server.peer.reach import LOOK_S, STOOD_STILL_S, Reach
 from kvstore.types import ServerId

@@ -56,7 +56,7 @@ class Leading:
 
 class Pausing(Stream):
     def pause_reading(self) -> None:
-        """Whoever sends is not asked to wait here."""
+        """Do nothing: these tests do not slow down the sender."""
 
     resume_reading = pause_reading
 
@@ -71,12 +71,12 @@ class Subject:
         self.connection = PeerConnection(cast("Any", self.leading), N2, cast("Any", self.stream))
 
     def send(self, *lanes: Lane) -> list[frames.Message]:
-        """What it answers at once."""
+        """Send the lanes, and return the immediate answers."""
         self.stream.written.clear()
         return self.do(self.connection.data_received, frames.encode(Operations(1, list(lanes))))
 
     def do(self, step: Callable[..., None], *arguments: Any) -> list[frames.Message]:
-        """What is answered once the event loop has nothing more to do."""
+        """Do a step, and return the answers once the event loop has nothing more to do."""
         self.partition.loop.call_soon(step, *arguments)
         self.partition.settle()
         return self.stream.written

@@ -1,4 +1,4 @@
-"""After a refusal nothing is done of what its sender sent before it had heard of it (docs/protocol.md M15)."""
+"""After a refusal, nothing is executed that its sender sent before it received it (docs/protocol.md M15)."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Asking(Links):
 
 @pytest.mark.parametrize("error", [MOVED, NotLeader("p1")], ids=("moved", "not led"))
 async def test_operation_states_that_it_precedes_a_refusal(error: StoreError) -> None:
-    """Also if it leaves behind it, or is submitted by who hears of another result in the same frame."""
+    """This holds also for operations that are sent after it, or that follow another result in the same frame."""
     links, stream = Asking(), Stream()
     link = PeerLink(cast(Any, links), N2)
     link.connection_made(cast(Any, stream))

@@ -1,4 +1,4 @@
-"""What tests of the upkeep of a cluster share."""
+"""Fixtures of the tests of placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a retired partition leaves, against readers of its feed who come just then."""
+"""Retiring a partition while readers of its feed arrive."""
 
 from __future__ import annotations
 

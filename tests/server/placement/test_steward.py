@@ -324,7 +324,7 @@ async def test_partition_without_log_is_remembered(world: World) -> None:
 
 
 async def test_paused_steward_keeps_no_list_of_removed_log(world: World) -> None:
-    """Readers would take it for one that never was, and not be told what they have missed."""
+    """Readers would take the log for one that never existed, and would not learn that they missed changes."""
     await log_of(world, P1, 1)
     await log_of(world, P2, 3)
     await retire(world)

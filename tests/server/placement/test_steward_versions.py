@@ -1,4 +1,4 @@
-"""What the steward makes of the versions of servers and of the cluster (docs/protocol.md, Versions)."""
+"""How the steward handles the versions of servers and of the cluster (docs/protocol.md, Versions)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 
 # docs/protocol.md V1
 async def test_version_rises_by_current_registrations(world: World) -> None:
-    """What the steward has heard of the servers may be old: one has gone back to the release before meanwhile."""
+    """The steward's knowledge of the servers may be old: one has returned to the previous release meanwhile."""
     versions = ClusterVersionStore(world.store)
     await world.store_ring()
     await ensure_path(world.store, paths.SERVERS)
@@ -43,7 +43,7 @@ async def test_version_rises_by_current_registrations(world: World) -> None:
 
 # docs/protocol.md V1
 async def test_version_does_not_rise_by_lagging_metadata_server(world: World) -> None:
-    """One server has gone back to the release before, which that one has not heard yet."""
+    """One server has returned to the previous release, which the lagging metadata server does not know yet."""
     world.store = store = LaggingStore()
     await world.store_ring()
     await ensure_path(store, paths.SERVERS)

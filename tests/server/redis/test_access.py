@@ -438,7 +438,7 @@ async def test_concurrent_scans_of_a_user_are_bounded(
             await asyncio.wait(many, return_when=asyncio.FIRST_EXCEPTION)
             done, waiting = await asyncio.wait(many, timeout=0.5)
         assert (len(done), len(waiting), len(under_way)) == (3, SCANS_OF_USER_MAX, SCANS_OF_USER_MAX)
-        assert all("8 scans of user tenant are under way" in str(each.exception()) for each in done)
+        assert all("8 scans of user tenant are running" in str(each.exception()) for each in done)
         other = asyncio.ensure_future(reader.randomkey())
         held.set()
         assert await asyncio.gather(other, *waiting) == [b"t/a"] * (SCANS_OF_USER_MAX + 1)

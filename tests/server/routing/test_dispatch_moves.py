@@ -192,7 +192,7 @@ async def test_pipelined_puts_stay_in_order_per_partition(cluster: Servers, aske
 
 
 async def test_first_rejected_operation_stays_first(cluster: Servers) -> None:
-    """It goes out again to the same leader, which turns away what was behind it, and then it once more."""
+    """It is sent again to the same leader, which first rejects the operation behind it, and then rejects it again."""
     server, key = cluster["n2"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
     first, second = (send(server, commands.put(key, value)) for value in (b"first", b"second"))

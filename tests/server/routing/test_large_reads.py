@@ -1,4 +1,4 @@
-"""Who asks another server for much and large delays others little, and what nobody waits for is not sent."""
+"""Large reads from another server delay other clients little, and answers that nobody waits for are not sent."""
 
 from __future__ import annotations
 

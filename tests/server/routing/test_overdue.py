@@ -1,4 +1,4 @@
-"""Operations that take too long elsewhere are told when they are over."""
+"""Operations that take too long on another server are notified of their end."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def test_reads_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_read_refused_repeatedly_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each time that it had to wait for its client's turn its time began anew: of a client with a hundred reads the
-    last one was refused after minutes."""
+    """Its time used to restart whenever it waited for its client's turn: of a client with a hundred reads, the last one
+    was refused only after minutes."""
     monkeypatch.setattr(module, "WAIT_S", WAIT_S)
     p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
     ring = new_ring([p1], {n2: ""}, 1)

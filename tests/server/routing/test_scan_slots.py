@@ -74,7 +74,7 @@ async def test_scan_being_read_keeps_its_slot(time: Time) -> None:
         waiting = asyncio.ensure_future(one_more())
         await asyncio.sleep(0)
         time.now += WAIT_S
-        with pytest.raises(Overloaded, match="1 scans are under way"):
+        with pytest.raises(Overloaded, match="1 scans are running"):
             await waiting
     await one_more()
 
@@ -161,6 +161,6 @@ async def test_oldest_eligible_scan_starts_first() -> None:
 async def test_waiting_scans_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_slots, "SCANS_MAX", 0)
     monkeypatch.setattr(scan_slots, "WAITING_MAX", 0)
-    with pytest.raises(Overloaded, match="0 scans wait"):
+    with pytest.raises(Overloaded, match="0 scans already wait"):
         async with ScanSlots(Time()).place():
             pass

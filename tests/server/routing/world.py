@@ -36,7 +36,7 @@ LARGE = BYTES_AT_ONCE // 4
 
 @dataclass
 class Truth:
-    """What the logs and the metadata store say."""
+    """The state according to the logs and the metadata store."""
 
     ring: Ring
     owner: dict[bytes, PartitionId]
@@ -46,7 +46,7 @@ class Truth:
 
 
 class Door(Sink):
-    """What a client is told, by the token of its write."""
+    """Collects the results that a client receives, by the token of its write."""
 
     def __init__(self) -> None:
         self.told: dict[int, Any] = {}
@@ -60,7 +60,7 @@ class Door(Sink):
 
 
 class Reader(Sink):
-    """A client that reads, and may leave: what it is told goes to its door."""
+    """A client that reads, and may leave. Its results go to its interface."""
 
     def __init__(self, door: Door) -> None:
         self._door, self.left = door, False
@@ -77,13 +77,13 @@ class Reader(Sink):
 
 
 class Value(NamedTuple):
-    """What a read has found."""
+    """The result of a read."""
 
     is_large: bool
 
 
 class Replica:
-    """A partition's replica: does what has come when it is told to."""
+    """A partition's replica, which executes submitted operations when the test says so."""
 
     def __init__(self, server: Server, partition: PartitionId) -> None:
         self._server, self._partition = server, partition
@@ -311,7 +311,7 @@ class World:
     # ── what may happen ──
 
     def write(self) -> None:
-        """All by one door: what comes through another is in no order with it."""
+        """Use one interface for all writes: writes through different interfaces have no order among each other."""
         key = self.random.choice(self.keys)
         self.asked.append(len(self.asked))
         server = self.servers[NAMES[0]]

@@ -40,14 +40,14 @@ from tests.server.status.test_overview import B1, B2, B3, N1, N2, N3, P1, P2, RI
 from tests.source import ROOT
 
 OLD = BookieId("n3-00")
-"""What n3's bookie was called before its disk was lost."""
+"""The ID of n3's bookie before its disk was lost."""
 FAR = tuple(BookieId(f"far-{number}") for number in range(3))
 """Bookies that are no node's, for example Apache's."""
 OWN, PULSAR = ((OWNER_KEY, b"p1"),), (("application", b"pulsar"),)
 
 
 class Facts:
-    """What the nodes say, who is registered, and which ledgers there are. Nothing is amiss."""
+    """The reports of nodes, the registrations and the ledgers of a healthy cluster."""
 
     def __init__(self) -> None:
         self.reports = {
@@ -108,7 +108,7 @@ class Facts:
         )
 
     def checked(self) -> FsckReport:
-        """What `kvstore fsck` finds: who holds which entries, and what servers say."""
+        """Return the findings of `kvstore fsck`: who holds which entries, and what servers report."""
         report = FsckReport()
         held = {bookie: HeldEntries.of_runs([(0, 10)]) for bookie in self.registered}
         for each in self.ledgers:
@@ -291,7 +291,7 @@ VERDICTS = {HEALTHY: "Healthy", DEGRADED: "No data is lost, but", DOWN: "NOT ALL
 
 
 class Shown:
-    """A node of that cluster, as its HTTP door shows it."""
+    """A node of that cluster, as its HTTP interface shows it."""
 
     def __init__(self, report: ClusterReport, server: ServerId) -> None:
         self._report, self._server = report, server

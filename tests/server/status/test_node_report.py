@@ -1,4 +1,4 @@
-"""What a node says of itself: its parts' numbers, each at its place."""
+"""A node's report on itself contains the numbers of all its parts in the right places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node has lost of its cluster is told once, with the reason, and so is its return."""
+"""A node reports each lost connection to its cluster once, with the reason, and reports the recovery once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes say, put together: whom to believe, and what is said of those that say nothing."""
+"""Combining the reports of nodes: which reports are believed, and what is shown of nodes that do not answer."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def with_move(*, paused: bool = False) -> ClusterTopology:
 
 
 def stuck(topology: ClusterTopology, failing_s: float = STUCK_S, **changes: Any) -> list[str]:
-    """Why the moves do not go on, where the target's leader says that their last steps failed."""
+    """Return why the moves do not continue if the target's leader reports that their last steps failed."""
     answers = reports()
     for move in topology.ring.moves:
         answers[N2].copied.add(id=move, part=0.25, failure="partition p1: the copy was wrong", failing_s=failing_s)

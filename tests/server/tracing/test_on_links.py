@@ -111,7 +111,7 @@ async def test_announcement_without_its_operation_is_dropped(tmp_path: Path) -> 
 
 async def test_malformed_announcement_is_refused_and_the_link_stays(tmp_path: Path) -> None:
     async with two(tmp_path, "n1", "n2") as both:
-        with pytest.raises(InvalidRequest, match="want numbers of operations and traceparents"):
+        with pytest.raises(InvalidRequest, match="expected numbers of operations and traceparents"):
             await both.n1.links.call(ServerId("n2"), TRACES, EXPECT, b"\xc1", PATIENCE_S)
         with pytest.raises(NotLeader):
             await both.n2.links.call(ServerId("n1"), "nowhere", EXPECT, b"", PATIENCE_S)  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ async def test_span_of_a_refused_forwarded_operation_ends_at_the_server(tmp_path
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode([[1, 2]]), msgspec.msgpack.encode([[-1, "x"]])])
 def test_garbage_is_not_an_announcement(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="want numbers of operations"):
+    with pytest.raises(InvalidRequest, match="expected numbers of operations"):
         expected(body, {})
 
 
@@ -152,5 +152,5 @@ def test_link_keeps_the_latest_announcements_up_to_a_limit() -> None:
 
 def test_announcement_of_too_many_operations_is_refused() -> None:
     body = msgspec.msgpack.encode([[number, PARENT] for number in range(traced.ANNOUNCED_MAX + 1)])
-    with pytest.raises(InvalidRequest, match="want numbers of operations"):
+    with pytest.raises(InvalidRequest, match="expected numbers of operations"):
         expected(body, {})
