@@ -1,4 +1,4 @@
-"""When replicas that follow a leader may depose it."""
+"""When the replicas that follow a leader may depose it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ CUT_OFF_FROM_ME = ReachReport(9.0, reaches_me=False)
     ("replicas", "sights", "may"),
     [
         (3, {B: AGREES}, True),
-        (3, {}, False),  # the third replica is dead: one observer deposes nobody
+        (3, {}, False),  # the third replica is dead: a single observer deposes nobody
         (3, {B: HEARS}, False),
         (3, {B: HEARD_A_MOMENT_AGO}, False),
-        (3, {B: CUT_OFF_FROM_ME}, False),  # the asker would be deposed next
+        (3, {B: CUT_OFF_FROM_ME}, False),  # the asking replica would be deposed next
         (2, {}, False),
         (5, {B: AGREES}, False),
         (5, {B: AGREES, C: AGREES}, True),
@@ -56,11 +56,11 @@ def test_leader_is_deposed_by_majority_only_when_silent(
 @pytest.mark.parametrize(
     ("others", "sights", "registered", "gone"),
     [
-        ([], {}, [], True),  # two replicas: there is nobody to ask
+        ([], {}, [], True),  # two replicas: there is no other to ask
         ([B], {B: ReachReport(0.01, reaches_me=True)}, [B], True),  # its link broke a moment ago
-        ([B], {B: CUT_OFF_FROM_ME}, [B], False),  # nobody would reach the asker
+        ([B], {B: CUT_OFF_FROM_ME}, [B], False),  # no replica would reach the asking one
         ([B], {B: HEARS}, [B], False),
-        ([B], {}, [B], False),  # it lives and does not answer: this replica may be the one that is cut off
+        ([B], {}, [B], False),  # it is alive and does not answer: this replica may be the one that is cut off
         ([B], {}, [], True),  # it has no session
         ([B, C, D], {B: AGREES, C: AGREES, D: HEARS}, [B, C, D], False),
     ],

@@ -1,4 +1,4 @@
-"""When the lead is handed to the preferred replica, and what the two say to each other."""
+"""When the lead is handed to the preferred replica, and the messages between the two."""
 
 import pytest
 
@@ -84,7 +84,7 @@ def test_malformed_handover_messages_are_refused(body: bytes) -> None:
 
 
 def test_stopped_replica_is_not_handed_the_lead() -> None:
-    """Of a partition that rests it is as far as all; each attempt would take a turn from those that can."""
+    """On an idle partition it is as far as all others; each attempt would delay replicas that can lead."""
     steady = PreferredStability(STEADY_S)
     assert not any(looked(steady, said(is_stopped=True), *map(float, range(80))))
     assert looked(steady, said(), 1_000, 1_000 + STEADY_S) == [False, True]

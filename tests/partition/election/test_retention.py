@@ -72,7 +72,7 @@ def test_whole_log_is_held_with_fewer_replicas_than_copies() -> None:
 
 
 async def lead(store: MemoryStore, looks: int, durable: dict[ServerId, Seq]) -> LogRetention:
-    """What one leader sees, who is replaced after so many looks."""
+    """Run one leader's checks. The leader is replaced after `looks` checks."""
     absences = ReplicaAbsences(store, P)
     retention = await absences.load()
     for look in range(looks):
@@ -89,7 +89,7 @@ async def made() -> MemoryStore:
 
 
 async def test_dead_replica_is_forgotten_despite_changes_of_leader() -> None:
-    """docs/protocol.md, G20: its day began again with each leader, and the log was never trimmed."""
+    """docs/protocol.md, G20. Regression: the day started again with each leader, and the log was never trimmed."""
     store = await made()
     await lead(store, 10, said(a=9, b=9, c=7))
     looks = 2 * int(SAVE_S / LOOK_S)
@@ -142,7 +142,7 @@ async def test_deleted_count_restarts_from_zero() -> None:
 
 # docs/protocol.md V4
 def test_stopped_replica_counts_as_away_with_its_last_sequence() -> None:
-    """It says every second how far it is, and would hold the log for ever."""
+    """It publishes its progress every second, and would otherwise hold the log forever."""
     for retention in (seen(a=9, b=5, c=7), LogRetention({})):
         retention.look(ALL, said(a=20, b=30), 0, said(c=7))
         retention.look(ALL, said(a=20, b=30), FORGET_S - 1, said(c=7))

@@ -1,4 +1,4 @@
-"""What replicas do on the side, and when."""
+"""A replica's background work, and its timing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDS = 3
 
 
 def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When a replica that was started at 0 syncs its state, if all of it took no time."""
+    """Return when a replica that was started at 0 syncs its state, if syncs took no time."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -46,7 +46,7 @@ def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.
 def test_replicas_started_together_flush_at_different_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All compacted at one moment, and no quorum was left that answered."""
+    """Regression: all compacted at the same moment, which left no quorum that answered."""
     found = [flushes_of(each, at, 10.0, monkeypatch) for each in ("p1", "p2", "p3") for at in ("n1", "n2", "n3")]
     for number in range(ROUNDS):
         moments = sorted(times[number] for times in found)
@@ -56,7 +56,7 @@ def test_replicas_started_together_flush_at_different_times(
 
 
 class Idle:
-    """What a leader's upkeep asks, while nothing is written. The clock and the looks are the test's."""
+    """The requests of a leader's upkeep while nothing is written. The test sets the clock and runs the checks."""
 
     def __init__(self) -> None:
         self.time, self.looks, self.trimmed = 0.0, 0, 0
@@ -75,7 +75,7 @@ class Idle:
         return LogRetention({})
 
     async def save(self, away: object) -> None:
-        """Nobody reads it."""
+        """Do nothing, because the test does not read it."""
 
     async def trim(self, floor: Seq, older_than_ms: int) -> int:
         return self.trimmed

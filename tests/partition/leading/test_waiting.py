@@ -1,4 +1,4 @@
-"""What waits at a leader and is another partition's goes there before anything that comes later."""
+"""Operations that wait at a leader and belong to another partition go there before later ones."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ GONE, KEPT = b"gone", b"kept"
 
 
 def serving_ranges() -> ServingRanges:
-    """Owns all but GONE."""
+    """Own everything except GONE."""
     found = ServingRanges(ReplicaState(PartitionId("p1"), MemoryEngine(), CONFIG))
     found.readable = EVERYTHING.without(TokenSpan(token_of(GONE), token_of(GONE)))
     return found
 
 
 def expel(queued: list[Op], frozen: list[Op]) -> tuple[list[int], list[int]]:
-    """Which leave, and which stay, by their numbers: first the frozen ones."""
+    """Return which operations leave and which stay, by number, the frozen ones first."""
     waiting = waiting_of(queued, frozen)
     gone = [item[2] for item, _ in waiting.expel(serving_ranges(), 1.0)]
     assert len(waiting.frozen) == 0
@@ -33,7 +33,7 @@ def expel(queued: list[Op], frozen: list[Op]) -> tuple[list[int], list[int]]:
 
 
 def waiting_of(queued: list[Op], frozen: list[Op]) -> WaitingWrites:
-    """Since time 0, numbered: first the frozen ones."""
+    """Make operations that have waited since time 0, numbered, the frozen ones first."""
     waiting = WaitingWrites(CONFIG)
     assert waiting.put_aside([(0.0, (op, None, number)) for number, op in enumerate(frozen)]) == []
     for number, op in enumerate(queued, len(frozen)):
@@ -86,7 +86,7 @@ def test_refrozen_operation_keeps_its_arrival_time() -> None:
 
 
 def test_newer_operation_in_front_does_not_protect_older_ones() -> None:
-    """The deletes of keys past their expiry come first, and each is new."""
+    """The deletes of expired keys come first, and each is new."""
     waiting = waiting_of([commands.put(KEPT, b"0")], [])
     waiting.queue.put_back([(9.0, (commands.put(KEPT, b"1"), None, 1))])
     waiting.queue.offer((commands.put(KEPT, b"2"), None, 2))
@@ -95,7 +95,7 @@ def test_newer_operation_in_front_does_not_protect_older_ones() -> None:
 
 
 def test_continuation_starts_its_own_wait() -> None:
-    """The rest of a delete of a range has not waited: a part of it is done."""
+    """The rest of a range delete has not waited: a part of it is done."""
     waiting = waiting_of([commands.delete_range(b"a", b"z"), commands.put(KEPT, b"1")], [])
     taken = waiting.queue.take(4.0)
     waiting.queue.put_back(taken.arrived([(commands.delete_range(b"k", b"z"), None, 0), taken.items[1]], 4.0))

@@ -30,7 +30,7 @@ class Replica:
             self.state.apply(entry)
 
     def mark(self, pin: str, *, after_ms: int = 1_000, takes: bool = True) -> Position:
-        """Log a MARK whose deadline is so much later than its record time; 0: that gives the pin back."""
+        """Log a MARK whose deadline is `ttl_ms` after its record time; 0 releases the pin."""
         deadline_ms = self.writer.time_ms + after_ms if after_ms else 0
         entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, EntryKind.MARK)
         entry.control = move_records.encode(MarkRecord(pin, deadline_ms, takes))
@@ -146,7 +146,7 @@ def test_number_of_views_is_bounded_and_the_oldest_stay(replica: Replica) -> Non
 
 
 def test_pin_beyond_the_limit_raises_overloaded(replica: Replica) -> None:
-    """Two that were asked for together have both found room."""
+    """Two pins that were requested together have both found a free slot."""
     for number in range(HELD_MAX):
         replica.mark(f"pin{number:03}")
     replica.state.held.check_room("pin000")
