@@ -108,7 +108,7 @@ def test_replica_is_barred_at_once_for_own_doubt_and_later_for_anothers() -> Non
 
 # docs/protocol.md P35
 def test_replica_before_the_differing_check_is_not_barred_by_a_report() -> None:
-    """Regression: both replicas that could read the log to its end were barred, so no replica ever read the check of
+    """Regression: both replicas that could read the log to its end were barred. No replica ever read the check of
     the difference (seed 30 with another order of messages), and the partition had no leader until an operator
     intervened."""
     trial = Investigation()
@@ -132,7 +132,7 @@ def test_no_replica_leads_without_a_majority() -> None:
 
 
 def test_restart_keeps_bars() -> None:
-    """Whatever came before the restart. A replica that differs from its log stores that in another row."""
+    """For any history before the restart. A replica that differs from its log stores that in another row."""
     events: list[Callable[[Investigation], None]] = [
         lambda trial: trial.note_report(SINCE, 5.0),
         lambda trial: trial.note_report(Seq(SINCE + 1), 20.0),

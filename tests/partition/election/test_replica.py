@@ -107,7 +107,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_candidate_tails_on_when_told_of_another_leader(world: World) -> None:
-    """Regression: it went on to lead, and never tailed again."""
+    """Regression: it became the leader later, and never tailed again."""
     world.replica.start()
     async with asyncio.timeout(PATIENCE_S):
         await world.log.reader_closes.wait()

@@ -378,7 +378,7 @@ def test_replica_without_leader_always_has_a_next_step(events: list[Event]) -> N
         seen += owner.handle(Ranked(0, GONE), now)
         claims = owner.handle(Tick(), now + 10)
         seen += claims
-        if Succeed(OTHERS, 3) in claims:  # of a znode that is gone by now
+        if Succeed(OTHERS, 3) in claims:  # of a znode that no longer exists
             owner.handle(NotClaimed(), now + 10)
     assert Claim() in seen
 

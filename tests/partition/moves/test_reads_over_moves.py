@@ -1,4 +1,4 @@
-"""Who answers while a range changes its owner: its source until it sends RELEASE, then nobody until its target has
+"""Reads of a range that changes its owner: its source answers until it sends RELEASE, then nobody until its target has
 logged OWN, then the target. No clock is used (docs/protocol.md M7, M9)."""
 
 from __future__ import annotations

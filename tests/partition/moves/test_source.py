@@ -120,7 +120,7 @@ def test_lapsing_freeze_ends_once_when_its_release_arrives() -> None:
 
 
 def test_each_freeze_lasts_twice_as_long_as_the_one_before() -> None:
-    """Users wait little while all is well, and moves end even if everything is slow."""
+    """Users wait little normally, and moves end even if everything is slow."""
     moving = Moving().start()
     part = moving.partition
     for lasts_s in (FREEZE_S, 2 * FREEZE_S, 4 * FREEZE_S, 8 * FREEZE_S, 8 * FREEZE_S):

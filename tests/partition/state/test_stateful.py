@@ -134,7 +134,7 @@ class Leading(RuleBasedStateMachine):
             assert self.model.seq == decided.entry.entry.last_seq
 
     def may_be_refused(self, op: Op, now_ms: int) -> bool:
-        """Return True for a late duplicate, or a request too old to be told from one."""
+        """Return True for a late duplicate, or a request too old to be distinguished from one."""
         request: RequestId = op[-1]
         return request.seen_ms < now_ms - 2_000 or request.sequence not in self.open[CLIENTS.index(request.client)]
 
