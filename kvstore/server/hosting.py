@@ -131,7 +131,7 @@ class Hosting:
             await self._nursery.close()
             self._drained.update({**self._leaving, **self._hosted})
             for partition in sorted(self._leaving):
-                self._leaving.pop(partition).let_go()  # the next process retires it
+                self._leaving.pop(partition).close_state()  # the next process retires it
             stopping = self._env.nursery.child("stopping")
             hosted = sorted(self._hosted)
             for task in [stopping.spawn(self._stop(each), name=f"stop {each}") for each in hosted]:
@@ -184,7 +184,7 @@ class Hosting:
                 async with self._taking_back:  # what stands there from now on is of the one that begins
                     self._drained.pop(partition, None)
                     if partition in self._leaving:
-                        self._leaving.pop(partition).let_go()
+                        self._leaving.pop(partition).close_state()
                 await self._begin_if_there_is_room(partition)
                 if self.leads:
                     await asyncio.sleep(BREATH_S)
@@ -197,7 +197,7 @@ class Hosting:
             if partition in self._hosted:
                 replica = self._hosted[partition]
                 await self._stop(partition, keep_pins=True)
-                replica.let_go()
+                replica.close_state()
                 self._spoil_engine(partition)
 
     def _make_anew(self, partition: PartitionId) -> None:
@@ -242,7 +242,7 @@ class Hosting:
             is_over = is_known and not replica.keeps_pins and await self._has_left(partition)
             if is_over and self._leaving.get(partition) is replica:
                 del self._leaving[partition]
-                replica.let_go()
+                replica.close_state()
                 self._retire(partition)
 
     def _retire(self, partition: PartitionId) -> None:
@@ -347,7 +347,7 @@ class Hosting:
             if stopped.get(partition) is not replica:
                 return False  # another one is here: what stands there is its own
             try:
-                await replica.take_back()
+                await replica.withdraw()
             except MetadataError as error:
                 log.info("partition=%s what was published here is not taken back yet: %r", partition, error)
                 return False

@@ -43,7 +43,7 @@ async def test_replica_without_views_checks_less_often(tmp_path: Path) -> None:
         state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
         if is_held:
             stand: dict[str, Any] = {"position": Position(LedgerId(1), EntryId(0)), "seq": Seq(1), "time_ms": 1}
-            state.held.apply(MarkRecord("pin", 1 << 60, takes=True), **stand, owned=EVERYTHING, records=0)
+            state.pinned_views.apply(MarkRecord("pin", 1 << 60, takes=True), **stand, owned=EVERYTHING, records=0)
         Pinning(env, P1, state, lambda: None, cast(Any, None)).start()
         await asyncio.sleep(0)
         assert (EXPIRE_S in beat.rests, IDLE_S in beat.rests) == (is_held, not is_held)

@@ -150,7 +150,7 @@ class Replica:
         """Stop for good. With `hand_over` a leader first hands over to another replica, or at least drains and releases
         its lease, so that the next leader need not wait."""
         if hand_over:
-            await self._let_go()
+            await self._release_lead()
         leader = self.leader
         self._feed(role_events.StopReplica())
         if self._log is not None:
@@ -159,7 +159,7 @@ class Replica:
             leader.stop(NotLeader(self._partition))  # also without work in flight, because its timers must end
         await self.claiming.give_back()
 
-    async def _let_go(self) -> None:
+    async def _release_lead(self) -> None:
         await self.hand_over_to_any()
         async with self._yielding:  # a handover that began before drains and completes first
             try:

@@ -71,7 +71,7 @@ class Means:
     pin_numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
-class MoveStand(NamedTuple):
+class MoveProgress(NamedTuple):
     """The progress of a move."""
 
     part: float
@@ -115,12 +115,12 @@ class ImportDriver:
         rows, size = self._rows + self._following.rows, self._bytes + self._following.bytes
         return {"step": self._step, "rows": rows, "bytes": size, "failure": self.failure}
 
-    def stand(self, part: float) -> MoveStand:
+    def progress(self, part: float) -> MoveProgress:
         """Return the progress of the move, of which `part` is here."""
         passed_s, come = self._m.env.clock.now() - self._began_at, part - self._began_with
         failing_s = self._m.env.clock.now() - self._went_on_at if self.failure else 0.0
         is_on_its_way = come > 0 and not self.failure and not self._m.rings.ring.pace.paused
-        return MoveStand(part, self.failure, failing_s, passed_s * (1 - part) / come if is_on_its_way else None)
+        return MoveProgress(part, self.failure, failing_s, passed_s * (1 - part) / come if is_on_its_way else None)
 
     def _part(self) -> float:
         move = self._m.rings.ring.moves.get(self.move)

@@ -12,7 +12,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import NotLeader, StoreError
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import import_steps
-from kvstore.partition.moves.import_driver import Halted, ImportDriver, Means, MoveStand
+from kvstore.partition.moves.import_driver import Halted, ImportDriver, Means, MoveProgress
 from kvstore.ring.moves import Move, MoveId, MoveState
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Mover:
         """Return the statistics of the moves to this partition, by move id."""
         return {str(move): each.statistics() for move, each in sorted(self._carried.items())}
 
-    def stands(self) -> dict[MoveId, MoveStand]:
+    def progress(self) -> dict[MoveId, MoveProgress]:
         """Return the progress of the moves to this partition, by move id."""
         moves = self.means.rings.ring.moves.values()
         ownership = self.means.state.ownership
@@ -62,7 +62,8 @@ class Mover:
             move.id: import_steps.copied_part(ownership, move) for move in moves if move.target == self.means.partition
         }
         return {
-            id: self._carried[id].stand(part) if id in self._carried else MoveStand(part) for id, part in parts.items()
+            id: self._carried[id].progress(part) if id in self._carried else MoveProgress(part)
+            for id, part in parts.items()
         }
 
     async def _run(self) -> None:

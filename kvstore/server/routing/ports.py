@@ -30,7 +30,7 @@ class LocalReplica(Protocol):
         """
         ...
 
-    def expel(self) -> None:
+    def redirect_moved(self) -> None:
         """Turn away what waits here and is another partition's."""
         ...
 

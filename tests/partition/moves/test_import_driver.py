@@ -14,7 +14,7 @@ from kvstore.errors import NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages, source
 from kvstore.partition.moves.catch_up import STEADY_READS, SourceFollower
-from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
+from kvstore.partition.moves.import_driver import ImportDriver, MoveProgress
 from kvstore.partition.moves.import_steps import ImportStep
 from kvstore.partition.state import move_records
 from kvstore.partition.state.commands import Flag, RequestId, delete, put
@@ -164,21 +164,21 @@ class Stepping(Copying):
 def test_move_reports_failure_until_a_step_succeeds() -> None:
     move = Stepping()
     move.step_after(5)
-    assert move.stand(0.0) == MoveStand(0.0)
+    assert move.progress(0.0) == MoveProgress(0.0)
     move.step_after(1, "no leader")
     move.step_after(8, "no answer")
-    assert move.stand(0.5) == MoveStand(0.5, "no answer", 9.0), "and the remaining time is still unknown"
+    assert move.progress(0.5) == MoveProgress(0.5, "no answer", 9.0), "and the remaining time is still unknown"
     move.step_after(1)
-    assert move.stand(0.0) == MoveStand(0.0)
+    assert move.progress(0.0) == MoveProgress(0.0)
 
 
 def test_eta_counts_from_when_the_leader_took_up_the_move() -> None:
     move = Stepping()
     move._began_with = 0.25
     move.step_after(10)
-    assert move.stand(0.5).eta_s == 20.0
+    assert move.progress(0.5).eta_s == 20.0
     move._m.rings.ring.pace = Pace(paused=True)  # type: ignore[misc]
-    assert move.stand(0.5).eta_s is None
+    assert move.progress(0.5).eta_s is None
 
 
 # docs/protocol.md V4

@@ -477,5 +477,5 @@ def test_operations_behind_a_waiting_batch_wait(p: Partition) -> None:
     p.acknowledge(len(p.log.under_way))
     assert p.do(get(S1)).value == b"third"
     assert p.do(get(S2)).value == b"last"
-    assert not p.leader.serving_ranges.held
+    assert not p.leader.serving_ranges.blocked_keys
     assert isinstance(p.do(put(S1, b"after")), int)
