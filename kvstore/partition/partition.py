@@ -54,7 +54,7 @@ from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import ListedLedger, Logs
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Seconds between two checks for other replicas, by a replica that has just started."""
 
 
@@ -331,7 +331,7 @@ class Partition:
         has_state = self.state.position is not None
         others = await self._others_have()
         while others is None or not (others or has_state):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             others = await self._others_have()
         await self._tail.reach(max(others, default=Seq(0)))
         self._is_behind_start = False

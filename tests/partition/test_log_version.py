@@ -203,7 +203,7 @@ async def env(tmp_path: Path) -> AsyncIterator[Env]:
 
 
 async def test_leader_logs_the_version_once_the_cluster_has_risen(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versioning, "LOOK_S", 0.001)
+    monkeypatch.setattr(versioning, "CHECK_S", 0.001)
     state = state_over(MemoryEngine())
     lead, known, looks = Lead(state), SimpleNamespace(can=2, cluster=1), 0
 
@@ -365,7 +365,7 @@ async def test_entries_without_sequences_are_published_now_and_then() -> None:
 
 async def test_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a move wait for that."""
-    monkeypatch.setattr(versioning, "LOOK_S", 1e6)
+    monkeypatch.setattr(versioning, "CHECK_S", 1e6)
     lead, leads = Lead(state_over(MemoryEngine())), False
     follows = Versioning(env, P1, lead.state, lambda: cast(Any, lead if leads else None), versions.Fixed(2, 2))
     follows.start()

@@ -40,9 +40,9 @@ HOLD_PATIENCE_S = HOLD_S + 2.0
 alive."""
 ASK_S = 0.5
 REACH_BACK_S = 0.3
-AGAIN_S = (0.015, 0.075, 0.15, 0.3, 0.6, 1.0)
+RETRY_S = (0.015, 0.075, 0.15, 0.3, 0.6, 1.0)
 """Seconds between two attempts to reach the leader, by the number of the attempt."""
-CROWDED_S, CROWDED_TRIES = 0.01, 20
+OVERLOADED_RETRY_S, OVERLOADED_TRIES = 0.01, 20
 """Retries if the other server is overloaded: a leader of many partitions is lost to all of them at once, and a link
 carries a limited number of calls."""
 
@@ -195,7 +195,7 @@ class LeaderWatch:
                 await self._ask_about(leader, is_refused=is_refused)
         except MetadataError:
             pass  # while the metadata store is away no replica can take the lead
-        await asyncio.sleep(AGAIN_S[min(self._tries, len(AGAIN_S) - 1)])
+        await asyncio.sleep(RETRY_S[min(self._tries, len(RETRY_S) - 1)])
         self._tries += 1
 
     async def _ask_about(self, leader: ServerId, *, is_refused: bool) -> None:
@@ -227,11 +227,11 @@ class LeaderWatch:
         return {server: sight for server, sight in answers.items() if sight is not None}
 
     async def _sight(self, server: ServerId, body: bytes) -> ReachReport | None:
-        for _ in range(CROWDED_TRIES):
+        for _ in range(OVERLOADED_TRIES):
             try:
                 return ReachReport.decode(await self._peers.call(server, self._partition, SEES, body, ASK_S))
             except Overloaded:
-                await asyncio.sleep(CROWDED_S)
+                await asyncio.sleep(OVERLOADED_RETRY_S)
             except StoreError:
                 break
         return None

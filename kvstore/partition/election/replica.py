@@ -135,7 +135,7 @@ class Replica:
         """Start to tail the log, to watch the leader's znode, and to run for election when there is no leader."""
         spawn = self._env.nursery.spawn
         self.tail.on_lost = lambda position: self._peer_replicas.report_further(self._owner.leader, position)
-        self._fitness.look()
+        self._fitness.update()
         self.following.start()
         self._claims.start(self._env.nursery)
         spawn(self._watch_leader(), name=f"{self._partition} leader znode")
@@ -240,7 +240,7 @@ class Replica:
 
     async def _prepare(self, asked: Prepare) -> bytes:
         """Get ready to lead soon. Raises Unavailable if this replica is not the right one, or the time is not right."""
-        is_fit = not self._owner.is_barred and self._fitness.look()
+        is_fit = not self._owner.is_barred and self._fitness.update()
         if self.role is not ReplicaRole.FOLLOWING or not is_fit or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
         if why := await self._candidate_fitness.why_refuse(is_planned=asked.is_planned):

@@ -17,12 +17,12 @@ from kvstore.ring.moves import Move, MoveId, MoveState
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 1.0
+CHECK_S = 1.0
 """Seconds between two checks while there are moves. Changes of the ring or of the leader are noticed at once."""
 TICK_S = 0.001
 """Seconds added to the end of a pause, because clocks are not fine enough to wake exactly at its end."""
 RETRY_S, RETRY_MAX_S = 0.05, 1.0
-REST_SHARE, REST_MAX_S = 4.0, 1.0
+PAUSE_SHARE, PAUSE_MAX_S = 4.0, 1.0
 """After a move, the next move to this partition waits for REST_SHARE times its duration, at most REST_MAX_S seconds.
 Otherwise many small ranges would take the processor from all other keys."""
 
@@ -36,7 +36,7 @@ class Mover:
         self._forget: Callable[[], None] = lambda: None
         self._carried: dict[MoveId, ImportDriver] = {}
         self._unfrozen: Leader | None = None
-        self._rests_until = 0.0
+        self._pauses_until = 0.0
 
     def start(self) -> None:
         """Follow the ring; ends with the nursery."""
@@ -75,11 +75,11 @@ class Mover:
                 self.means.source.keep(())
             else:
                 await self._tend(leader)
-            await wait_within(self._changed, self._look_again_s() if self._is_busy() else None)
+            await wait_within(self._changed, self._check_in_s() if self._is_busy() else None)
 
-    def _look_again_s(self) -> float:
-        rest_s = self._rests_until - self.means.env.clock.now()
-        return min(rest_s + TICK_S, LOOK_AGAIN_S) if rest_s > 0 else LOOK_AGAIN_S
+    def _check_in_s(self) -> float:
+        pause_s = self._pauses_until - self.means.env.clock.now()
+        return min(pause_s + TICK_S, CHECK_S) if pause_s > 0 else CHECK_S
 
     def _is_busy(self) -> bool:
         ownership = self.means.state.ownership
@@ -95,10 +95,10 @@ class Mover:
             log.info("partition=%s cannot unfreeze ranges: %r", self.means.partition, error)
         self.means.source.keep(ring.moves)
         coming = [move for move in ring.moves.values() if move.target == self.means.partition]
-        is_resting = self.means.env.clock.now() < self._rests_until
+        is_pausing = self.means.env.clock.now() < self._pauses_until
         for move in coming:
             is_begun = move.state is not MoveState.PLANNED
-            may_begin = not is_resting and len(self._carried) < ring.pace.parallel
+            may_begin = not is_pausing and len(self._carried) < ring.pace.parallel
             if move.state is not MoveState.FLIPPED and (is_begun or may_begin):
                 self._begin(move)
         for move in ring.moves.values():
@@ -108,19 +108,19 @@ class Mover:
     def _begin(self, move: Move) -> None:
         if move.id not in self._carried:
             carried = self._carried[move.id] = ImportDriver(self.means, move.id)
-            work = self._carry(carried, rests=move.target == self.means.partition)
+            work = self._carry(carried, pauses=move.target == self.means.partition)
             self.means.env.nursery.spawn(work, name=f"{self.means.partition} move {move.id}")
 
-    async def _carry(self, carried: ImportDriver, *, rests: bool) -> None:
-        """Carry one move as far as this leadership can. If `rests`, pause further moves to this partition
+    async def _carry(self, carried: ImportDriver, *, pauses: bool) -> None:
+        """Carry one move as far as this leadership can. If `pauses`, pause further moves to this partition
         afterwards."""
         clock = self.means.env.clock
         begun = clock.now()
         try:
             await self._advance(carried)
         finally:
-            if rests:
-                self._rests_until = clock.now() + min(REST_SHARE * (clock.now() - begun), REST_MAX_S)
+            if pauses:
+                self._pauses_until = clock.now() + min(PAUSE_SHARE * (clock.now() - begun), PAUSE_MAX_S)
             self._carried.pop(carried.move, None)
             self._changed.set()
             await carried.close()

@@ -4,9 +4,9 @@ import pytest
 
 from kvstore.errors import InvalidRequest
 from kvstore.partition.election.handover import (
-    AGAIN_S,
-    APART_S,
     CLOSE_BEHIND,
+    HANDOVER_GAP_S,
+    RETRY_S,
     HandoverTurns,
     PreferredStability,
     Prepare,
@@ -24,7 +24,7 @@ def said(nonce: str = "one", seq: int = LEADER_SEQ, *, is_stopped: bool = False)
 
 
 def looked(steady: PreferredStability, what: Published | None, *moments: float, spread: float = 0.0) -> list[bool]:
-    return [steady.look(what, LEADER_SEQ, now, spread=spread) for now in moments]
+    return [steady.is_due(what, LEADER_SEQ, now, spread=spread) for now in moments]
 
 
 def test_preferred_replica_gets_lead_after_its_process_was_up_long_enough() -> None:
@@ -54,7 +54,7 @@ def test_handover_is_retried_later_after_a_failure() -> None:
     steady = PreferredStability(STEADY_S)
     looked(steady, said(), 0)
     steady.tried(8, released=False)
-    assert looked(steady, said(), 8, 8 + AGAIN_S) == [False, True]
+    assert looked(steady, said(), 8, 8 + RETRY_S) == [False, True]
 
 
 def test_required_uptime_doubles_with_each_handover() -> None:
@@ -66,7 +66,13 @@ def test_required_uptime_doubles_with_each_handover() -> None:
 
 def test_server_takes_part_in_one_handover_at_a_time() -> None:
     turns = HandoverTurns()
-    assert [turns.take(now) for now in (0, 0, APART_S - 0.1, APART_S, APART_S)] == [True, False, False, True, False]
+    assert [turns.take(now) for now in (0, 0, HANDOVER_GAP_S - 0.1, HANDOVER_GAP_S, HANDOVER_GAP_S)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_handover_messages_round_trip() -> None:

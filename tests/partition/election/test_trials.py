@@ -166,7 +166,7 @@ async def test_bar_ends_when_the_state_is_replaced(world: World) -> None:
     asking = asyncio.create_task(world.trials.run())
 
     async def is_tried() -> bool:
-        return world.trials.held > 0
+        return world.trials.rounds > 0
 
     await wait_until(is_tried, what="the trial is held")
     assert world.state.is_suspect

@@ -12,7 +12,7 @@ import pytest
 from kvstore.env import Env
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.retention import LogRetention
-from kvstore.partition.election.upkeep import LOOKS_SKIPPED_MAX, ReplicaUpkeep
+from kvstore.partition.election.upkeep import CHECKS_SKIPPED_MAX, ReplicaUpkeep
 from kvstore.types import PartitionId, Seq, ServerId
 
 ROUNDS = 3
@@ -104,7 +104,7 @@ class Idle:
 async def test_idle_leader_rarely_checks_replicas_that_have_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert await Idle().looks_in(1 + 3 * (LOOKS_SKIPPED_MAX + 1), monkeypatch) == 1 + 3
+    assert await Idle().looks_in(1 + 3 * (CHECKS_SKIPPED_MAX + 1), monkeypatch) == 1 + 3
 
 
 @pytest.mark.parametrize("busy", ["behind", "trimming", "away"])

@@ -6,10 +6,10 @@ from kvstore.errors import NotLeader
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.batch_delay import (
     CUT_SHORT_MAX,
+    DELAY_MAX_S,
     ENOUGH_BYTES,
     ENOUGH_ITEMS,
-    REST_MAX_S,
-    RESTS,
+    ENTRY_INTERVAL,
     SMOOTHING,
     TICK_S,
     BatchDelay,
@@ -21,7 +21,7 @@ from kvstore.partition.state.marks import MarkRecord
 from tests.partition.one_partition import P1, Partition
 
 TOOK_S = 0.0015
-FULL_S = RESTS * TOOK_S
+FULL_S = ENTRY_INTERVAL * TOOK_S
 
 
 def used_to(took_s: float) -> BatchDelay:
@@ -46,7 +46,7 @@ def test_delay_grows_as_processors_run_short(starved: float, part: float) -> Non
 def test_delay_is_full_while_the_partition_is_pinned() -> None:
     rest = used_to(0.0)
     rest.begin(10.0, 2, 1.0, is_pinned=True)
-    assert rest.left(10.0, 1, 100, 0) == REST_MAX_S
+    assert rest.left(10.0, 1, 100, 0) == DELAY_MAX_S
     rest.begin(20.0, 2, 0.0, is_pinned=True)
     assert rest.left(20.0, 1, 100, 0) == 0, "with idle processors nothing waits"
 
@@ -69,8 +69,8 @@ def test_delay_is_zero_at_first_and_while_entries_are_quick() -> None:
 def test_delay_is_bounded_for_any_durations_and_clocks() -> None:
     rest = used_to(30.0)
     rest.begin(10.0, 2, 1.0)
-    assert rest.left(10.0, 1, 100, 0) == REST_MAX_S
-    assert rest.left(-1000.0, 1, 100, 0) == REST_MAX_S
+    assert rest.left(10.0, 1, 100, 0) == DELAY_MAX_S
+    assert rest.left(-1000.0, 1, 100, 0) == DELAY_MAX_S
 
 
 def test_large_entry_is_not_delayed() -> None:
@@ -84,7 +84,7 @@ def test_single_slow_entry_hardly_raises_the_delay() -> None:
     rest = used_to(0.0)
     rest.last_took = 0.03
     rest.begin(10.0, 2, 1.0)
-    assert rest.left(10.0, 1, 100, 0) == pytest.approx(RESTS * SMOOTHING * 0.03)
+    assert rest.left(10.0, 1, 100, 0) == pytest.approx(ENTRY_INTERVAL * SMOOTHING * 0.03)
 
 
 def test_single_caller_is_delayed_only_now_and_then() -> None:
@@ -275,5 +275,5 @@ def test_leader_delays_longer_while_pinned(p: Partition) -> None:
     p.acknowledge()
     p.wait(FULL_S + TICK_S)
     assert p.under_way() == [], "it would have been sent by now"
-    p.wait(REST_MAX_S - FULL_S)
+    p.wait(DELAY_MAX_S - FULL_S)
     assert [entry.keys for entry in p.under_way()] == [[b"b"]]

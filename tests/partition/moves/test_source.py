@@ -414,7 +414,12 @@ async def test_running_count_holds_no_files_of_a_stopped_replica(tmp_path: Path)
         pass
 
     replica = SimpleNamespace(stop=stopped)
-    rest: dict[str, Any] = {"_peers": MagicMock(), "_exports": MagicMock(), "_nursery": nursery, "close_state": engine.close}
+    rest: dict[str, Any] = {
+        "_peers": MagicMock(),
+        "_exports": MagicMock(),
+        "_nursery": nursery,
+        "close_state": engine.close,
+    }
     stopping: Any = SimpleNamespace(id=P2, mover=None, _replica=replica, _source=counting, state=state, **rest)
     await Stopping.stop(stopping, hand_over=False)
     RocksEngine(path).close()

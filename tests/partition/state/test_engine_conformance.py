@@ -253,7 +253,7 @@ def test_engine_checks_again_after_a_memtable_or_a_while(tmp_path: Path, monkeyp
     monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
     write(engine, (b"a", b"1"))
     assert not engine.is_behind(), "no check is due"
-    now += engine_rocks.LOOK_S
+    now += engine_rocks.CHECK_S
     assert engine.is_behind()
     monkeypatch.undo()
     monkeypatch.setattr(engine, "_now", lambda: now)

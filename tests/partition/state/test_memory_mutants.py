@@ -18,7 +18,7 @@ Sentence = Callable[[Path, Patch], Awaitable[None]]
 
 
 def flush_nothing(patch: Patch) -> None:
-    patch.setattr(RocksMemory, "look", lambda self: None)
+    patch.setattr(RocksMemory, "flush_excess", lambda self: None)
 
 
 def flush_the_smallest_first(patch: Patch) -> None:

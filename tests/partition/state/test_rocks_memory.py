@@ -45,7 +45,7 @@ async def test_largest_buffer_alone_is_flushed_if_that_suffices(tmp_path: Path) 
     for engine, size in zip(engines, (2, 3, 12, 1), strict=True):
         for number in range(size):
             write(engine, (b"%d" % number, bytes(MIB)))
-    memory.look()
+    memory.flush_excess()
     await flushed(engines[2])
     assert [engine.unflushed_bytes() // MIB for engine in engines] == [2, 3, 0, 1]
     for engine in engines:
@@ -157,7 +157,7 @@ async def test_buffers_held_by_views_cause_no_flushes_and_no_pause(tmp_path: Pat
     for number in range(100):
         assert not engine.is_behind()
         write(engine, (b"a%d" % number, b"v"))
-        memory.look()
+        memory.flush_excess()
     assert memory.flushes == 0
     view.close()
     engine.close()
@@ -176,16 +176,16 @@ def test_indexes_take_memory_from_the_cache(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(memory, "cache", Recorded())
     size = 5 * MIB
     monkeypatch.setattr(engine, "index_bytes", lambda: size)
-    memory.look()
+    memory.flush_excess()
     size = BUDGET
-    memory.look()
+    memory.flush_excess()
     assert capacities == [BUDGET - 5 * MIB], "the next check is not due"
     now += 60
-    memory.look()
+    memory.flush_excess()
     assert capacities == [BUDGET - 5 * MIB, int(BUDGET * CACHE_SHARE_MIN)]
     engine.close()
     now += 60
-    memory.look()
+    memory.flush_excess()
     assert capacities[-1] == BUDGET, "a closed engine has no indexes"
 
 
@@ -248,7 +248,7 @@ async def test_closed_engine_is_not_asked_to_flush(tmp_path: Path, end: Callable
         for number in range(size):
             write(engine, (b"%d" % number, bytes(MIB)))
     end(engines[0])
-    memory.look()
+    memory.flush_excess()
     await flushed(engines[1])
     assert memory.flushes == 1
     assert memory.buffers.get_usage() < MIB

@@ -69,7 +69,7 @@ def _unwritable_stands(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a leader whose engine is wedged keeps the lead", story=leader_whose_engine_is_wedged, lead_back_s=1.0)
 def _wedged_keeps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(upkeep, "BEHIND_LOOKS", inf)
+    patch.setattr(upkeep, "BEHIND_CHECKS", inf)
 
 
 @mutant("a candidate whose engine is wedged runs", story=candidate_whose_engine_is_wedged, lead_back_s=1.0)
