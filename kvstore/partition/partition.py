@@ -124,7 +124,7 @@ class Partition:
         self._upkeep.start()
         self._pinning.start()
         self._versioning.start()
-        self._nursery.spawn(self._come_to_start(), name=f"{self.id} start")
+        self._nursery.spawn(self._catch_up_at_start(), name=f"{self.id} start")
         if self.mover is not None:
             self.mover.start()
 
@@ -325,7 +325,7 @@ class Partition:
         except StoreError as error:
             return error
 
-    async def _come_to_start(self) -> None:
+    async def _catch_up_at_start(self) -> None:
         """Return when this replica has applied what the others had when it started (docs/protocol.md P27). If no other
         replica is up, a state from before the start is enough."""
         has_state = self.state.position is not None

@@ -88,10 +88,10 @@ class Pinning:
 
     def start(self) -> None:
         """Start ending views at their deadlines."""
-        self._env.nursery.spawn(self._expire_now_and_then(), name=f"{self._partition} pins")
-        self._env.nursery.spawn(self._end_given_back_now_and_then(), name=f"{self._partition} pins given back")
+        self._env.nursery.spawn(self._expire_periodically(), name=f"{self._partition} pins")
+        self._env.nursery.spawn(self._end_given_back_periodically(), name=f"{self._partition} pins given back")
 
-    async def _expire_now_and_then(self) -> None:
+    async def _expire_periodically(self) -> None:
         seen = 0
         while True:
             await self._env.beat.rest(EXPIRE_S if self._state.pinned_views.by_pin else IDLE_S)
@@ -117,7 +117,7 @@ class Pinning:
             else:
                 held.deadline_ms = max(held.deadline_ms, deadline_ms)
 
-    async def _end_given_back_now_and_then(self) -> None:
+    async def _end_given_back_periodically(self) -> None:
         while True:
             await self._env.beat.rest(GIVEN_BACK_S)
             await self.end_given_back()
@@ -177,7 +177,7 @@ class Pinning:
     async def _take(self, asked: PinRequest) -> PinnedState:
         self._lead()
         self._state.pinned_views.expire(self._env.clock.passed_ms())
-        self._state.pinned_views.check_room(asked.pin)
+        self._state.pinned_views.check_capacity(asked.pin)
         deadline_ms = self._deadline(asked.ttl_ms)
         await self._hold_log(asked.pin, deadline_ms)
         position = await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, takes=True))

@@ -269,7 +269,7 @@ class Replica:
         """Return when the role or the leader changes, or after `timeout_s`."""
         await wait_within(self._role_changed, timeout_s)
 
-    def _tell_role_change(self) -> None:
+    def _notify_role_change(self) -> None:
         self._role_changed.set()
         self._role_changed = asyncio.Event()
 
@@ -281,7 +281,7 @@ class Replica:
             self._perform(command)
         if self._owner.role is not before:
             log.info("partition=%s %s -> %s on %s", self._partition, before.name, self._owner.role.name, event)
-            self._tell_role_change()
+            self._notify_role_change()
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -294,7 +294,7 @@ class Replica:
                 self._fitness.note_leader()
                 self.lead_failure = "" if server is not None else self.lead_failure
                 self._on_leader(server)
-                self._tell_role_change()
+                self._notify_role_change()
             case role_events.OpenAsLeader():
                 self.elections += 1
                 self._opening = self._env.nursery.spawn(self._open(), name=f"{self._partition} open")

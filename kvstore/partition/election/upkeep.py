@@ -75,19 +75,19 @@ class ReplicaUpkeep:
         self._spread = Random(f"{partition} at {server}")
 
     def start(self) -> None:
-        self._env.nursery.spawn(self._flush_now_and_then(), name=f"{self._partition} flush")
-        self._env.nursery.spawn(self._trim_now_and_then(), name=f"{self._partition} trim")
+        self._env.nursery.spawn(self._flush_periodically(), name=f"{self._partition} flush")
+        self._env.nursery.spawn(self._trim_periodically(), name=f"{self._partition} trim")
         self._env.nursery.spawn(self._hand_lead_back(), name=f"{self._partition} lead back")
         self._env.nursery.spawn(self._hand_over_when_stuck(), name=f"{self._partition} disk")
 
-    async def _flush_now_and_then(self) -> None:
+    async def _flush_periodically(self) -> None:
         while True:
             await asyncio.sleep(self._config.flush_s * (0.5 + self._spread.random()))
             if self._replica.state.durable_seq < self._replica.state.seq:
                 await flush(self._replica.state)
                 self.flushes += 1
 
-    async def _trim_now_and_then(self) -> None:
+    async def _trim_periodically(self) -> None:
         leading: LeaderLog | None = None
         skipped = 0
         while True:

@@ -35,7 +35,7 @@ from kvstore.partition.leading.answers import (
     unknown_code,
 )
 from kvstore.partition.leading.batch_delay import BatchDelay
-from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_room, note_slow
+from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_capacity, note_slow
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.observed import Observed
@@ -203,7 +203,7 @@ class Leader:
 
     async def _append_control(self, kind: EntryKind) -> None:
         """Append a control record. Return once it is acknowledged and applied."""
-        check_room(self._in_flight)
+        check_capacity(self._in_flight)
         once = SingleResultSink()
         self._append(self._evaluator.control(kind, self._env.clock.date_ms()), [(once, 0, None)])
         await once.done
@@ -212,7 +212,7 @@ class Leader:
         """Append a record about tokens. Return its position once it is acknowledged and applied. From the send on, the
         leader no longer answers for tokens that the record gives away. Raises StoreError: OutcomeUnknown if the
         leadership was lost meanwhile, Overloaded."""
-        check_room(self._in_flight)
+        check_capacity(self._in_flight)
         logged = PositionSink(self._state)
         self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):

@@ -53,13 +53,13 @@ class ServingRanges:
     def send(self, record: MoveRecord) -> None:
         """Note that the record is sent now. Raises Unavailable, and the record must not be sent, if it would contradict
         the records before it once all are applied: no replica could apply it, or anything behind it."""
-        self._foresee(record)
+        self._check_applies(record)
         self._sent.append(record)
         self._recompute()
         if isinstance(record, Release):
             self.blocked_keys.clear()
 
-    def _foresee(self, record: MoveRecord) -> None:
+    def _check_applies(self, record: MoveRecord) -> None:
         ownership = self.ownership
         try:
             for each in (*self._sent, record):

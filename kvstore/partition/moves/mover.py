@@ -74,7 +74,7 @@ class Mover:
                 self._unfrozen = None
                 self.means.source.keep(())
             else:
-                await self._tend(leader)
+                await self._advance_moves(leader)
             await wait_within(self._changed, self._check_in_s() if self._is_busy() else None)
 
     def _check_in_s(self) -> float:
@@ -85,7 +85,7 @@ class Mover:
         ownership = self.means.state.ownership
         return bool(self.means.rings.ring.moves or ownership.frozen or ownership.imports or ownership.released)
 
-    async def _tend(self, leader: Leader) -> None:
+    async def _advance_moves(self, leader: Leader) -> None:
         ring = self.means.rings.ring
         try:
             if self._unfrozen is not leader:

@@ -38,7 +38,7 @@ def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
         with pytest.raises(asyncio.CancelledError):
-            asyncio.run(one._flush_now_and_then())
+            asyncio.run(one._flush_periodically())
     assert one.flushes == ROUNDS
     return [sum(slept[: number + 1]) for number in range(ROUNDS)]
 
@@ -97,7 +97,7 @@ class Idle:
         with monkeypatch.context() as patched:
             patched.setattr(asyncio, "sleep", sleep)
             with pytest.raises(asyncio.CancelledError):
-                await one._trim_now_and_then()
+                await one._trim_periodically()
         return self.looks
 
 

@@ -149,7 +149,7 @@ def test_pin_beyond_the_limit_raises_overloaded(replica: Replica) -> None:
     """Two pins that were requested together have both found a free slot."""
     for number in range(HELD_MAX):
         replica.mark(f"pin{number:03}")
-    replica.state.pinned_views.check_room("pin000")
+    replica.state.pinned_views.check_capacity("pin000")
     with pytest.raises(Overloaded, match="32 of at most 32 pins"):
         replica.state.pinned_views.taken("late", replica.mark("late"))
 
