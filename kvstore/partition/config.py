@@ -93,10 +93,10 @@ class PartitionConfig:
         return self.lease_ms + self.hidden_pause_ms if self.lease_ms else 0
 
     def __post_init__(self) -> None:
-        if faults := range_faults(self) or self._faults_together():
+        if faults := range_faults(self) or self._contradictions():
             raise WrongSettings(*faults)
 
-    def _faults_together(self) -> list[str]:
+    def _contradictions(self) -> list[str]:
         """Return contradictions between settings that are each in range."""
         faults = []
         if (in_flight := self.entries_in_flight_max * self.entry_bytes_max) > IN_FLIGHT_BYTES_LIMIT:

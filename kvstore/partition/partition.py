@@ -54,7 +54,7 @@ from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import ListedLedger, Logs
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Seconds between two checks for other replicas, by a replica that has just started."""
 
 
@@ -75,12 +75,12 @@ class Partition:
         on_leader: Callable[[PartitionId, ServerId | None], None],
         turns: HandoverTurns | None = None,
         rings: Rings | None = None,
-        turn_away: Redirect | None = None,
+        redirect: Redirect | None = None,
         known_versions: versions.Versions = versions.FIXED,
         book: Book | None = None,
     ) -> None:
         """`turns` belong to the server and are shared by all its partitions, and so is `book`, the server's namespaces.
-        Without `rings` nothing says what the partition owns, and nothing moves. `turn_away` takes operations on keys
+        Without `rings` nothing says what the partition owns, and nothing moves. `redirect` takes operations on keys
         that the partition does not own."""
         self.id = partition
         self._nursery = env.nursery.child(f"partition {partition}")
@@ -96,7 +96,7 @@ class Partition:
             *(env, config, partition, server, self._claims, logs, peers, self.state, self._tail),
             *(replicas, self._note_leader, turns, self._leader_of, self._trials),
         )
-        self._turn_away, self._on_leader, self._rings, self._book = turn_away, on_leader, rings, book
+        self._redirect, self._on_leader, self._rings, self._book = redirect, on_leader, rings, book
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
         pins = Pins(store, LedgerLists(store))
@@ -124,13 +124,13 @@ class Partition:
         self._upkeep.start()
         self._pinning.start()
         self._versioning.start()
-        self._nursery.spawn(self._come_to_start(), name=f"{self.id} start")
+        self._nursery.spawn(self._catch_up_at_start(), name=f"{self.id} start")
         if self.mover is not None:
             self.mover.start()
 
     async def stop(self, *, hand_over: bool, keep_pins: bool = False) -> None:
         """Stop for good and sync the state. With `hand_over` a leader drains and releases its lease first. With
-        `keep_pins` views at pinned positions stay readable until `let_go`."""
+        `keep_pins` views at pinned positions stay readable until `close_state`."""
         if self.mover is not None:
             self.mover.close()
         await self._replica.stop(hand_over=hand_over)
@@ -140,9 +140,9 @@ class Partition:
         self._source.keep(())  # a running count would keep the engine's files open
         await flush(self.state)
         if not keep_pins:
-            self.let_go()
+            self.close_state()
 
-    async def take_back(self) -> None:
+    async def withdraw(self) -> None:
         """After `stop`, make sure that neither the leader's znode nor the published progress names this replica. Raises
         MetadataError; call it again then, unless the server has another replica of the partition by that time."""
         if not self._is_taken_back:
@@ -163,9 +163,9 @@ class Partition:
         await self._pinning.follow_renewals()
         await self._pinning.end_given_back()
 
-    def let_go(self) -> None:
+    def close_state(self) -> None:
         """Close the state and its views."""
-        self.state.held.close()
+        self.state.pinned_views.close()
         self._engine.close()
 
     @property
@@ -199,11 +199,11 @@ class Partition:
         if self._book is not None:
             leader.usage.join(self._book)
         if self._rings is None or self.state.ownership.is_founded:
-            return await leader.start(None, self._turn_away)
+            return await leader.start(None, self._redirect)
         ring = self._rings.ring
         if self.id not in ring.partitions:
             raise Unavailable(f"partition {self.id} is not in ring version {ring.version}")
-        await leader.start(Founded(spans_of(ring, self.id)), self._turn_away)
+        await leader.start(Founded(spans_of(ring, self.id)), self._redirect)
 
     @property
     def _assigned(self) -> Tokens | None:
@@ -229,8 +229,8 @@ class Partition:
         for op, token in zip(ops, tokens, strict=True):
             if _level_of(op) >= Level.SESSION:
                 result = self._answer_here(op)
-                if result.__class__ is Moved and self._turn_away is not None:
-                    self._turn_away(op, sink, token, result)
+                if result.__class__ is Moved and self._redirect is not None:
+                    self._redirect(op, sink, token, result)
                 else:
                     self._complete_soon(sink, token, result)
             else:
@@ -251,10 +251,10 @@ class Partition:
         assigned = self._assigned
         return ops if assigned is None else [bound(op, assigned) if op[0] in KEYLESS else op for op in ops]
 
-    def expel(self) -> None:
+    def redirect_moved(self) -> None:
         """Redirect waiting operations that belong to another partition by now. Later ones go there at once."""
         if self._replica.leader is not None:
-            self._replica.leader.expel()
+            self._replica.leader.redirect_moved()
 
     def counts(self) -> tuple[int, int] | None:
         """Return the number of operations that this leadership has answered and of mutations that it has logged; None
@@ -281,7 +281,7 @@ class Partition:
             "entries_tailed": self._tail.entries,
             "snapshots_installed": self._tail.installs,
             "snapshots_served": self._exports.served,
-            "pins_held": len(self.state.held.by_pin),
+            "pins_held": len(self.state.pinned_views.by_pin),
             "pins_taken": self._pinning.taken,
             "ledgers_trimmed": self._upkeep.trimmed,
             "flushes": self._upkeep.flushes,
@@ -325,13 +325,13 @@ class Partition:
         except StoreError as error:
             return error
 
-    async def _come_to_start(self) -> None:
+    async def _catch_up_at_start(self) -> None:
         """Return when this replica has applied what the others had when it started (docs/protocol.md P27). If no other
         replica is up, a state from before the start is enough."""
         has_state = self.state.position is not None
         others = await self._others_have()
         while others is None or not (others or has_state):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             others = await self._others_have()
         await self._tail.reach(max(others, default=Seq(0)))
         self._is_behind_start = False

@@ -84,22 +84,22 @@ class Pinning:
         self._env, self._partition, self._state = env, partition, state
         self._leading, self._pins = leading, pins
         self.taken = 0
-        state.held.passed_ms = env.clock.passed_ms
+        state.pinned_views.passed_ms = env.clock.passed_ms
 
     def start(self) -> None:
         """Start ending views at their deadlines."""
-        self._env.nursery.spawn(self._expire_now_and_then(), name=f"{self._partition} pins")
-        self._env.nursery.spawn(self._end_given_back_now_and_then(), name=f"{self._partition} pins given back")
+        self._env.nursery.spawn(self._expire_periodically(), name=f"{self._partition} pins")
+        self._env.nursery.spawn(self._end_given_back_periodically(), name=f"{self._partition} pins given back")
 
-    async def _expire_now_and_then(self) -> None:
+    async def _expire_periodically(self) -> None:
         seen = 0
         while True:
-            await self._env.beat.rest(EXPIRE_S if self._state.held.by_pin else IDLE_S)
+            await self._env.beat.rest(EXPIRE_S if self._state.pinned_views.by_pin else IDLE_S)
             self.held()
-            if self._state.held.expired != seen and self._leading() is not None:
+            if self._state.pinned_views.expired != seen and self._leading() is not None:
                 try:
                     await self._pins.oldest(self._partition, self._env.clock.passed_ms())
-                    seen = self._state.held.expired
+                    seen = self._state.pinned_views.expired
                 except MetadataError as error:
                     log.info("partition=%s pins past their deadline were not removed: %r", self._partition, error)
 
@@ -107,7 +107,7 @@ class Pinning:
     async def follow_renewals(self) -> None:
         """Extend the deadlines of views of a replica that has left, because no MARK reports a renewal to it. The claim
         that pins the log is renewed before the pin."""
-        for held in self._state.held.all:
+        for held in self._state.pinned_views.all:
             try:
                 deadline_ms = await self._pins.deadline(self._partition, held.pin)
             except MetadataError as error:
@@ -117,7 +117,7 @@ class Pinning:
             else:
                 held.deadline_ms = max(held.deadline_ms, deadline_ms)
 
-    async def _end_given_back_now_and_then(self) -> None:
+    async def _end_given_back_periodically(self) -> None:
         while True:
             await self._env.beat.rest(GIVEN_BACK_S)
             await self.end_given_back()
@@ -143,8 +143,8 @@ class Pinning:
 
     def held(self) -> list[PinnedView]:
         """Return the views that have not reached their deadline."""
-        self._state.held.expire(self._env.clock.passed_ms())
-        return self._state.held.all
+        self._state.pinned_views.expire(self._env.clock.passed_ms())
+        return self._state.pinned_views.all
 
     async def end_given_back(self) -> None:
         """Drop views that are not wanted any more although no MARK says so: their pin was released while no replica
@@ -159,8 +159,10 @@ class Pinning:
             log.info("partition=%s cannot check for released pins: %r", self._partition, error)
             return
         for held in kept:
-            if held.pin not in wanted and held in self._state.held.all:  # otherwise it was taken again meanwhile
-                self._state.held.drop(held.pin)
+            if (
+                held.pin not in wanted and held in self._state.pinned_views.all
+            ):  # otherwise it was taken again meanwhile
+                self._state.pinned_views.drop(held.pin)
 
     def _lead(self) -> Leader:
         leader = self._leading()
@@ -174,13 +176,13 @@ class Pinning:
 
     async def _take(self, asked: PinRequest) -> PinnedState:
         self._lead()
-        self._state.held.expire(self._env.clock.passed_ms())
-        self._state.held.check_room(asked.pin)
+        self._state.pinned_views.expire(self._env.clock.passed_ms())
+        self._state.pinned_views.check_capacity(asked.pin)
         deadline_ms = self._deadline(asked.ttl_ms)
         await self._hold_log(asked.pin, deadline_ms)
         position = await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, takes=True))
         self.taken += 1
-        held = self._state.held.taken(asked.pin, position)
+        held = self._state.pinned_views.taken(asked.pin, position)
         size, split_tokens = pinned_scan.sizes(held, await self._samples(held), asked.split_bytes)
         log.info("partition=%s pin=%s at %s until %d", self._partition, asked.pin, position, deadline_ms)
         return PinnedState(

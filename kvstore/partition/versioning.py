@@ -18,9 +18,9 @@ from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
+CHECK_S = 2.0
 """Seconds between two checks whether the cluster's version has risen."""
-LOOK_AT_TOP_S = 30.0
+CHECK_AT_TOP_S = 30.0
 """Seconds between two checks if the log is at the highest version that this build supports: then the version can only
 fall behind if the state is replaced by an older one."""
 
@@ -49,12 +49,12 @@ class Versioning:
 
     async def _follow(self) -> None:
         while True:
-            rest_s = LOOK_S if self._state.log_version < self._versions.can else LOOK_AT_TOP_S
-            await wait_within(self._lead_changed, self._env.beat.delay_s(rest_s))
+            check_s = CHECK_S if self._state.log_version < self._versions.can else CHECK_AT_TOP_S
+            await wait_within(self._lead_changed, self._env.beat.delay_s(check_s))
             self._lead_changed.clear()
-            await self._look()
+            await self._raise()
 
-    async def _look(self) -> None:
+    async def _raise(self) -> None:
         leader, wanted = self._leading(), self._versions.cluster
         if leader is None or self._state.log_version >= wanted:
             return

@@ -106,7 +106,7 @@ class Balance:
         while ranges:
             size, end = heapq.heappop(ranges)
             start = (end + size) % TOKENS
-            receiver = self._neighbour_with_room(start, end, mean + slack + size)
+            receiver = self._neighbour_with_capacity(start, end, mean + slack + size)
             if receiver is None:
                 load, receiver = self._least_loaded(loads)
                 give = -size if -size <= mean + slack - load else max(mean - load, slack, 1)
@@ -124,7 +124,7 @@ class Balance:
                 return load, partition
             # The entry is outdated: a neighbour of some range has taken it meanwhile.
 
-    def _neighbour_with_room(self, start: int, end: int, load_max: int) -> PartitionId | None:
+    def _neighbour_with_capacity(self, start: int, end: int, load_max: int) -> PartitionId | None:
         for owner in (self._beside.get(start), self._after.get(end)):
             if owner is not None and self._loads.get(owner, load_max + 1) <= load_max:
                 return owner

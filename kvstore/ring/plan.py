@@ -35,7 +35,7 @@ def join(ring: Ring, members: Sequence[Member], *, now_ms: int = 0) -> Ring:
             raise ValueError(f"partition {member.id} is or was in the ring; use an id that was never used")
         partitions[member.id] = replace(member, state=PartitionState.JOINING)
     future = future_owners(ring)
-    balance = Balance(_ranges(future), _staying(ring.partitions), _fixed(ring))
+    balance = Balance(_ranges(future), _remaining_partitions(ring.partitions), _fixed(ring))
     for member in members:
         balance.join(member.id)
     return settled(planned(ring, partitions, future | balance.owners, now_ms=now_ms))
@@ -47,7 +47,7 @@ def leave(ring: Ring, leavers: Sequence[PartitionId], *, now_ms: int = 0) -> Rin
     for leaver in leavers:
         _known(ring, leaver)
     going = set(leavers)
-    staying = [each for each in _staying(ring.partitions) if each not in going]
+    staying = [each for each in _remaining_partitions(ring.partitions) if each not in going]
     if not staying:
         raise ValueError(f"expected at least one partition to stay, got {', '.join(sorted(going))} to leave")
     partitions = {
@@ -186,7 +186,7 @@ def _emptied(ring: Ring, *, now_ms: int) -> Ring:
     that stay."""
     future = future_owners(ring)
     leavers = [each.id for each in ring.partitions.values() if each.state is PartitionState.LEAVING]
-    balance = Balance(_ranges(future), [*_staying(ring.partitions), *leavers], _fixed(ring))
+    balance = Balance(_ranges(future), [*_remaining_partitions(ring.partitions), *leavers], _fixed(ring))
     balance.leave(leavers)
     return planned(ring, ring.partitions, future | balance.owners, now_ms=now_ms)
 
@@ -230,7 +230,7 @@ def _fixed(ring: Ring) -> frozenset[int]:
     return frozenset(move.end for move in ring.moves.values() if move.state is not MoveState.PLANNED)
 
 
-def _staying(partitions: Mapping[PartitionId, Member]) -> Iterable[PartitionId]:
+def _remaining_partitions(partitions: Mapping[PartitionId, Member]) -> Iterable[PartitionId]:
     return [partition for partition in sorted(partitions) if partitions[partition].state not in _GOING]
 
 
@@ -241,5 +241,5 @@ def _owner_in(owners: Mapping[int, PartitionId], token: int) -> PartitionId:
 def _known(ring: Ring, partition: PartitionId, *, may_go: bool = True) -> None:
     member = ring.partitions.get(partition)
     if member is None or (member.state in _GOING and not may_go):
-        known = ", ".join(_staying(ring.partitions))
+        known = ", ".join(_remaining_partitions(ring.partitions))
         raise ValueError(f"expected a partition that stays in the ring ({known}), got {partition}")

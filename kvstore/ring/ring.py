@@ -106,9 +106,9 @@ class Ring:
     _owners: list[PartitionId] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        strangers = sorted(set(self.tokens.values()) - set(self.partitions))
-        if strangers:
-            raise ValueError(f"ring version {self.version}: tokens of unknown partitions {strangers}")
+        unknown = sorted(set(self.tokens.values()) - set(self.partitions))
+        if unknown:
+            raise ValueError(f"ring version {self.version}: tokens of unknown partitions {unknown}")
         if not self.tokens:
             raise ValueError(f"ring version {self.version}: expected at least one token")
         first, last = self.tokens.peekitem(0)[0], self.tokens.peekitem(-1)[0]

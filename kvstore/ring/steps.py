@@ -65,7 +65,7 @@ def cancel(ring: Ring, ids: Iterable[MoveId]) -> Ring:
         else each
         for each in ring.partitions.values()
     }
-    ring = _no_more_wanted(ring, gone)
+    ring = _uncount_moves(ring, gone)
     return _without(replace(ring, partitions=partitions, moves={**ring.moves, **asked}), gone)
 
 
@@ -75,7 +75,7 @@ def cancelled(ring: Ring, id: MoveId) -> Ring:
     if id not in ring.moves:
         return ring
     _open(ring, id, _CANCELLING)
-    return _without(_no_more_wanted(ring, {id}), {id})
+    return _without(_uncount_moves(ring, {id}), {id})
 
 
 def set_pace(ring: Ring, pace: Pace) -> Ring:
@@ -108,7 +108,7 @@ def _with(ring: Ring, move: Move) -> Ring:
     return replace(ring, version=ring.version + 1, moves={**ring.moves, move.id: move})
 
 
-def _no_more_wanted(ring: Ring, gone: set[MoveId]) -> Ring:
+def _uncount_moves(ring: Ring, gone: set[MoveId]) -> Ring:
     """Return the same ring without counting these moves as planned: progress is that of the others."""
     tokens = sum(ring.moves[id].size for id in gone)
     journey = ring.journey

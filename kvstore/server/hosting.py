@@ -185,7 +185,7 @@ class Hosting:
                 async with self._taking_back:  # what is published from now on belongs to the new replica
                     self._drained.pop(partition, None)
                     if partition in self._leaving:
-                        self._leaving.pop(partition).let_go()
+                        self._leaving.pop(partition).close_state()
                 await self._begin_if_there_is_room(partition)
                 if self.leads:
                     await asyncio.sleep(BREATH_S)
@@ -198,7 +198,7 @@ class Hosting:
             if partition in self._hosted:
                 replica = self._hosted[partition]
                 await self._stop(partition, keep_pins=True)
-                replica.let_go()
+                replica.close_state()
                 self._spoil_engine(partition)
 
     def _rebuild(self, partition: PartitionId) -> None:
@@ -243,7 +243,7 @@ class Hosting:
             is_over = is_known and not replica.keeps_pins and await self._has_left(partition)
             if is_over and self._leaving.get(partition) is replica:
                 del self._leaving[partition]
-                replica.let_go()
+                replica.close_state()
                 self._retire(partition)
 
     def _retire(self, partition: PartitionId) -> None:
@@ -349,7 +349,7 @@ class Hosting:
             if stopped.get(partition) is not replica:
                 return False  # another replica has started: what is published belongs to it
             try:
-                await replica.take_back()
+                await replica.withdraw()
             except MetadataError as error:
                 log.info("partition=%s its published position is not withdrawn yet: %r", partition, error)
                 return False

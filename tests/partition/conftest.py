@@ -1,4 +1,4 @@
-"""Closes what tests/partition/one_partition.py has made."""
+"""Closes the event loops that tests/partition/one_partition.py has made."""
 
 from collections.abc import Iterator
 

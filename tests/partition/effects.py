@@ -33,12 +33,12 @@ def state_over(engine: Engine, config: PartitionConfig = CONFIG) -> ReplicaState
 
 
 def all_records(state: ReplicaState) -> dict[bytes, Record]:
-    """Also those past their expiry."""
+    """Return all records, including expired ones."""
     return {rows.key_of_data(key): rows.record_of(row) for key, row in state.engine.iterate(*rows.ALL_DATA)}
 
 
 def check_indexes(state: ReplicaState) -> None:
-    """The state's indexes and counts agree with its records, its request ids with the retry table."""
+    """Assert that the state's indexes and counts agree with its records, and its request ids with the retry table."""
     records = all_records(state)
     assert state.key_count == len(records)
     assert [key[1:] for key, _ in state.engine.iterate(*rows.ALL_ORDER)] == sorted(records)
@@ -49,14 +49,14 @@ def check_indexes(state: ReplicaState) -> None:
 
 
 class Writer:
-    """Writes what a leader would, from a seed. `log` is the entries, `model` what they amount to."""
+    """Writes the entries that a leader would write, from a seed. `log` has the entries, `model` the resulting state."""
 
     def __init__(self, seed: int, keys: int = 20, *, remembers_models: bool = True) -> None:
         self.random = Random(seed)
         self.log: list[LogEntry] = []
         self.model: dict[bytes, Record] = {}
         self.models: list[dict[bytes, Record]] = [{}]
-        """After each entry."""
+        """The model after each entry."""
         self.epoch, self.seq, self.time_ms = 1, 0, TIME_MS
         self.clients = [bytes((number,)) * 16 for number in range(3)]
         self.sent = [1, 1, 1]
@@ -64,7 +64,7 @@ class Writer:
         self.keys = keys
         self.remembers_models = remembers_models
         self.requests: list[tuple[RequestId, int, int | bytes]] = []
-        """Every request id ever logged, the hash of its key, and its result."""
+        """Every request id ever logged, with the hash of its key and its result."""
 
     def add(self, entry: Entry) -> LogEntry:
         logged = LogEntry(Position(LedgerId(1 + self.epoch), EntryId(len(self.log))), entry.encode())
@@ -89,7 +89,7 @@ class Writer:
         return self.add(entry)
 
     def any(self) -> LogEntry:
-        """An entry of random mutations, some with request ids; now and then a control record or a new epoch."""
+        """Write an entry of random mutations, some with request ids; sometimes a control record or a new epoch."""
         self.time_ms += self.random.choice((0, 1, 300, 2_000))
         roll = self.random.random()
         if roll < 0.1:
@@ -154,7 +154,7 @@ class Writer:
             requests.first_unacked.append(0)
             requests.seen_ms.append(0)
         at = requests.clients.index(self.clients[who])
-        # A client's requests arrive out of order: what they say may be older than what was said before.
+        # A client's requests arrive out of order: they may carry older values than earlier ones.
         said = max(1, self.unacked[who] - self.random.randrange(3))
         requests.first_unacked[at] = max(requests.first_unacked[at], said)
         carried_ms = self.time_ms + self.random.randrange(-3000, 3000)

@@ -1,7 +1,5 @@
-"""A process that applies a log to RocksDB until it is killed: python -m tests.partition.killed DIRECTORY SEED.
-
-It writes a line for each sequence that it has made durable.
-"""
+"""A process that applies a log to RocksDB until it is killed: python -m tests.partition.killed DIRECTORY SEED. It
+writes a line for each sequence that it has made durable."""
 
 import asyncio
 import sys
@@ -15,7 +13,7 @@ ENTRIES_PER_FLUSH = 400
 
 
 def open_engine(path: str) -> RocksEngine:
-    """With a buffer so small that the engine makes files by itself all the time."""
+    """Open the engine with a buffer so small that it writes files all the time."""
     return RocksEngine(path, write_buffer_bytes=64 << 10)
 
 

@@ -1,4 +1,4 @@
-"""What a partition means: operations on a plain dict, one after the other. Slow, obvious, and without a log."""
+"""The meaning of a partition: operations on a plain dict, one after the other. Slow, obvious, and without a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.ring.hashing import token_of
 
 @dataclass
 class Model:
-    """`records` also holds keys past their expiry whose delete is not logged yet."""
+    """A partition's model. `records` also holds expired keys whose delete is not logged yet."""
 
     records: dict[bytes, Record] = field(default_factory=dict)
     seq: int = 0
@@ -27,7 +27,7 @@ class Model:
     # ── mutations ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, op: Op) -> Any:
-        """The result of an operation; an error where it is refused."""
+        """Return the result of an operation; an error if it is refused."""
         request: RequestId | None = op[-1]
         if request is None:
             return self._try(op)
@@ -186,11 +186,11 @@ class Model:
         return None if record is None else (len(record.value), *record[1:])
 
     def visible(self, now_ms: int) -> dict[bytes, Record]:
-        """What a reader at that time sees."""
+        """Return what a reader at that time sees."""
         return {key: each for key, each in self.records.items() if not 0 < each.expires_ms <= now_ms}
 
     def read(self, op: Op, now_ms: int) -> Any:
-        """The answer to a read. Scans are checked by what they hold, without their page bounds."""
+        """Return the answer to a read. Scans are compared by their contents, without page bounds."""
         visible = self.visible(now_ms)
         match op:
             case (Code.GET, key, *_):

@@ -31,7 +31,7 @@ BASE_S = 1000.0
 
 
 class FakeLog:
-    """A LeaderLog: what is appended stays under way until the test says what became of it."""
+    """A LeaderLog whose appended entries stay in flight until the test decides their fate."""
 
     def __init__(self, epoch: int, now: Callable[[], float]) -> None:
         self.epoch = epoch
@@ -58,14 +58,14 @@ class FakeLog:
         self.under_way.append((logged, self._now(), done))
 
     def acknowledge(self, count: int = 1) -> None:
-        """The oldest entries under way can no longer be lost."""
+        """Acknowledge the oldest entries in flight."""
         for _ in range(count):
             logged, sent_at, done = self.under_way.popleft()
             self.acknowledged.append(logged)
             done(logged.position, sent_at, None)
 
     def fail(self, error: StoreError) -> None:
-        """The oldest entry under way, and with it all others, are not acknowledged."""
+        """Fail the oldest entry in flight, and with it all others."""
         while self.under_way:
             _, sent_at, done = self.under_way.popleft()
             done(None, sent_at, error)
@@ -88,7 +88,7 @@ class FakeLog:
 
 
 class Caller(Sink):
-    """A sink that keeps what it got."""
+    """A sink that keeps its results."""
 
     def __init__(self) -> None:
         self.results: dict[int, Any] = {}
@@ -105,7 +105,7 @@ class Caller(Sink):
 
 
 class Partition(Unjudged):
-    """One state and its leaders, one after the other. `now` is in seconds since the beginning."""
+    """One state and its successive leaders. `now` is in seconds since the beginning."""
 
     def __init__(
         self,
@@ -146,12 +146,12 @@ class Partition(Unjudged):
         self.loop.run_until_complete(over)
 
     def settle(self) -> None:
-        """Run what is due now."""
+        """Run everything that is due now."""
         self.run(_turns())
 
     # Leaders
     def open(self) -> None:
-        """A new leader; it has not started."""
+        """Open a new leader, without starting it."""
         self.epoch += 1
         self.log = FakeLog(self.epoch, self.now)
         env = Env(
@@ -174,7 +174,7 @@ class Partition(Unjudged):
         return self
 
     def submit(self, *ops: Op) -> list[int]:
-        """Submit operations together; their tokens."""
+        """Submit operations together, and return their tokens."""
         tokens = list(range(self.tokens, self.tokens + len(ops)))
         self.tokens += len(ops)
         for token, op in zip(tokens, ops, strict=True):
@@ -183,7 +183,7 @@ class Partition(Unjudged):
         return tokens
 
     def read_now(self, key: bytes) -> Record | NotNow | None:
-        """What a read finds that does not wait for its turn, alone or together with others."""
+        """Return what a read finds that does not wait for its turn, alone or together with others."""
         rows = self.read_all_now(key)
         many = self.read_all_now(key, key)
         assert many == (rows if isinstance(rows, NotNow) else rows * 2)
@@ -192,11 +192,11 @@ class Partition(Unjudged):
         return None if rows[0] is None else record_of(rows[0])
 
     def read_all_now(self, *keys: bytes) -> list[bytes | None] | NotNow:
-        """The rows that many find together."""
+        """Return the rows that many reads find together."""
         return self.leader.reads.now([*keys], tokens_of([*keys]), self.now())
 
     def do(self, *ops: Op) -> Any:
-        """Submit operations, acknowledge all entries, and return the results (of one operation: its result)."""
+        """Submit operations, acknowledge all entries, and return the results (for one operation: its result)."""
         tokens = self.submit(*ops)
         while self.log.under_way:
             self.log.acknowledge(len(self.log.under_way))
@@ -205,7 +205,7 @@ class Partition(Unjudged):
         return results if len(results) > 1 else results[0]
 
     def result(self, token: int) -> Any:
-        """What the operation got; the string "waits" as long as it has got nothing."""
+        """Return the operation's result; the string "waits" while it has none."""
         return self.caller.results.get(token, "waits")
 
     def acknowledge(self, count: int = 1) -> None:
@@ -216,12 +216,12 @@ class Partition(Unjudged):
         return [decode(logged.payload) for logged, _, _ in self.log.under_way]
 
     def sent_kinds(self) -> list[EntryKind]:
-        """Of the control records under way."""
+        """Return the kinds of the control records in flight."""
         return [EntryKind(entry.kinds[0]) for entry in self.under_way() if entry.is_control]
 
 
 MADE: list[Partition] = []
-"""In the running test; tests/partition/conftest.py closes their loops."""
+"""Partitions of the running test; tests/partition/conftest.py closes their loops."""
 
 
 async def _turns() -> None:

@@ -1,4 +1,4 @@
-"""The engine on disk under real kill -9: position and data agree, and what was synced is there."""
+"""The engine on disk under a real kill -9: position and data agree, and synced rows are present."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_and_kill(path: Path, seed: int, lines: int) -> int:
-    """Let the process make `lines` syncs, kill it a moment later, and return the last sequence that it said was
+    """Let the process make `lines` syncs, kill it a moment later, and return the last sequence that it reported as
     durable."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.partition.killed", str(path), str(seed)], cwd=ROOT, stdout=subprocess.PIPE

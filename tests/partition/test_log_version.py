@@ -1,4 +1,4 @@
-"""A log says by which cluster version it is written (docs/protocol.md V4, V5)."""
+"""A log records the cluster version that writes it (docs/protocol.md V4, V5)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CONFIG, PIN = PartitionConfig(), Position(LedgerId(1), EntryId(2))
 
 
 def raised(version: int, release: str = "") -> Writer:
-    """A log that says that it is written by `version`, between two puts."""
+    """Make a log that raises its version to `version` between two puts."""
     writer = Writer(1)
     writer.put(a="1")
     record = control(P1, writer.epoch, writer.seq + 1, writer.time_ms, EntryKind.LOG_VERSION)
@@ -184,7 +184,7 @@ async def test_copy_is_not_discarded_for_data_of_a_newer_release(
 
 
 class Lead:
-    """A leader that logs what it is given, and applies it."""
+    """A leader that logs and applies its records."""
 
     def __init__(self, state: ReplicaState) -> None:
         self.state = state
@@ -203,7 +203,7 @@ async def env(tmp_path: Path) -> AsyncIterator[Env]:
 
 
 async def test_leader_logs_the_version_once_the_cluster_has_risen(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versioning, "LOOK_S", 0.001)
+    monkeypatch.setattr(versioning, "CHECK_S", 0.001)
     state = state_over(MemoryEngine())
     lead, known, looks = Lead(state), SimpleNamespace(can=2, cluster=1), 0
 
@@ -218,7 +218,7 @@ async def test_leader_logs_the_version_once_the_cluster_has_risen(env: Env, monk
         return looks > 5
 
     await wait_until(has_looked, what="it looks")
-    assert lead.logged == [], "some server could not read it"
+    assert lead.logged == [], "some server could not read the log"
     known.cluster = 2
 
     async def is_logged() -> bool:
@@ -226,7 +226,7 @@ async def test_leader_logs_the_version_once_the_cluster_has_risen(env: Env, monk
 
     await wait_until(is_logged, what="the record is logged")
     lead.logged.clear()
-    state.log_version = versions.FIRST  # as of a state from before
+    state.log_version = versions.FIRST  # as of an earlier state
     await wait_until(is_logged, what="it is logged again")
 
 
@@ -365,7 +365,7 @@ async def test_entries_without_sequences_are_published_now_and_then() -> None:
 
 async def test_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a move wait for that."""
-    monkeypatch.setattr(versioning, "LOOK_S", 1e6)
+    monkeypatch.setattr(versioning, "CHECK_S", 1e6)
     lead, leads = Lead(state_over(MemoryEngine())), False
     follows = Versioning(env, P1, lead.state, lambda: cast(Any, lead if leads else None), versions.Fixed(2, 2))
     follows.start()

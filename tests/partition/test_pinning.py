@@ -1,4 +1,4 @@
-"""What a replica does about pins while nobody asks."""
+"""A replica's work on pins while no server asks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ P1 = PartitionId("p1")
 
 
 class Noting(Beat):
-    """Notes the rests that are asked for, and none of them ends."""
+    """Records the delays that are requested, and never ends one."""
 
     def __init__(self) -> None:
         self.rests: list[float] = []
@@ -43,7 +43,7 @@ async def test_replica_without_views_checks_less_often(tmp_path: Path) -> None:
         state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
         if is_held:
             stand: dict[str, Any] = {"position": Position(LedgerId(1), EntryId(0)), "seq": Seq(1), "time_ms": 1}
-            state.held.apply(MarkRecord("pin", 1 << 60, takes=True), **stand, owned=EVERYTHING, records=0)
+            state.pinned_views.apply(MarkRecord("pin", 1 << 60, takes=True), **stand, owned=EVERYTHING, records=0)
         Pinning(env, P1, state, lambda: None, cast(Any, None)).start()
         await asyncio.sleep(0)
         assert (EXPIRE_S in beat.rests, IDLE_S in beat.rests) == (is_held, not is_held)
@@ -51,7 +51,7 @@ async def test_replica_without_views_checks_less_often(tmp_path: Path) -> None:
 
 
 async def test_answer_ends_when_it_waits_for_a_stuck_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever renews a pin asks again and again: the answers would take the place of all calls from its server."""
+    """A caller that renews a pin retries again and again: the answers would use up all calls from its server."""
     monkeypatch.setattr(in_time, "ANSWER_S", 0.01)
     state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
 

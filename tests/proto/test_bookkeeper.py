@@ -218,8 +218,8 @@ def test_availability_round_trips(seed: int) -> None:
 
 
 def test_availability_is_unbounded() -> None:
-    """The ledger of a list that is too long is never rolled (docs/protocol.md, G21), and its copies are made all the
-    same."""
+    """The ledger of a list that is too long is never rolled (docs/protocol.md, G21), and its copies are made
+    nevertheless."""
     held = decode_availability(encode_availability([(0, 1 << 25), (2 << 25, 1 << 25)]))
     assert held.between((1 << 25) - 2, (1 << 25) + 2) == {(1 << 25) - 2, (1 << 25) - 1}
 

@@ -1,4 +1,4 @@
-"""The generated modules are those that our .proto files generate today."""
+"""The generated modules match the present .proto files."""
 
 import subprocess
 from pathlib import Path

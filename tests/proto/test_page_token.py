@@ -1,4 +1,4 @@
-"""Page tokens: what applications keep, and what is no token."""
+"""Page tokens: valid ones, which applications keep, and invalid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sealed(data: bytes) -> str:
     ],
 )
 def test_page_tokens_have_golden_bytes(token: PageToken, text: str) -> None:
-    """DO NOT CHANGE: applications keep tokens, and give them to each other."""
+    """DO NOT CHANGE: applications keep tokens and exchange them."""
     assert (token.encode(), decode(text)) == (text, token)
 
 
@@ -93,7 +93,7 @@ def test_page_token_with_a_valid_checksum_and_nonsense_is_refused(data: bytes) -
         (Bounds(b"a", b"b"), PageToken(b"a", b"a5", True)),
         (Bounds(b"a", b""), PageToken(b"zz", b"")),
         (Bounds(b"", b"b"), PageToken(b"", b"a", True)),
-        (Bounds(b"", b""), PageToken(b"a5", b"b")),  # nothing is said beside it
+        (Bounds(b"", b""), PageToken(b"a5", b"b")),  # no range beside it
         (Bounds(b"", b""), PageToken(b"a", b"a5", True)),
     ],
 )
@@ -105,7 +105,7 @@ def test_page_token_next_to_a_range_reports_what_remains(bounds: Bounds, token: 
     ("bounds", "token"),
     [
         (Bounds(b"a", b"b"), PageToken(b"b5", b"c")),
-        (Bounds(b"a", b"z"), PageToken(b"b5", b"c")),  # of a part: the walk would be over at c
+        (Bounds(b"a", b"z"), PageToken(b"b5", b"c")),  # of a part: the scan would end at c
         (Bounds(b"a", b""), PageToken(b"b5", b"c")),
         (Bounds(b"a", b"z"), PageToken(b"b", b"c", True)),  # and here at b
         (Bounds(b"", b"z"), PageToken(b"b", b"c", True)),

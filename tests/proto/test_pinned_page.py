@@ -1,4 +1,4 @@
-"""Pages of pinned reads: bytes, and what readers without and with Arrow make of them."""
+"""Pages of pinned reads: their bytes, and how they are decoded with and without Arrow."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""The bytes of a session on a plain stream: nobody's may change without a new version."""
+"""The bytes of a session on a plain stream. They may change only with a new version."""
 
 from __future__ import annotations
 

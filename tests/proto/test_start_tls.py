@@ -1,4 +1,4 @@
-"""What is said before TLS, byte for byte, and what either side takes for it (docs/protocol.md, B26)."""
+"""The clear-text messages before TLS, byte for byte, and how both sides interpret them (docs/protocol.md, B26)."""
 
 from __future__ import annotations
 

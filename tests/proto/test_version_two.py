@@ -71,11 +71,13 @@ def test_version_two_answers_match_apaches_bytes() -> None:
 
 
 def test_no_status_code_breaks_java() -> None:
-    known = {0, 1, 2, *range(100, 107)}  # of any other its client has no answer, but an exception
+    known = {0, 1, 2, *range(100, 107)}  # for any other operation its client has no answer, but an exception
     for status in Status:
         code = int.from_bytes(two.encode_add_response(0, status, 7, 3)[8:12], "big")
         assert code in known
-        assert code not in (1, 2) or status in (Status.NO_LEDGER, Status.NO_ENTRY), "no unknown becomes a negative"
+        assert code not in (1, 2) or status in (Status.NO_LEDGER, Status.NO_ENTRY), (
+            "an unknown status never becomes a negative"
+        )
 
 
 def test_own_batched_reads_match_javas_bytes() -> None:
@@ -97,7 +99,7 @@ def test_javas_answers_to_batched_reads_decode() -> None:
     assert two.packets_of(found.body or b"") == [b"first", b"second"]
     assert (none.txn, none.status, none.body) == (99, Status.NO_ENTRY, b"")
     unknown = two.decode_batch_response(GOLDEN["no entries"].replace(b"\0\0\0\x02", b"\0\0\x01\0", 1))
-    assert unknown.status == Status.IO_ERROR, "no code that nobody knows is a negative"
+    assert unknown.status == Status.IO_ERROR, "an unknown code is never a negative"
 
 
 def test_truncated_or_foreign_batch_answer_is_refused() -> None:
@@ -106,7 +108,7 @@ def test_truncated_or_foreign_batch_answer_is_refused() -> None:
             found = two.packets_of(two.decode_batch_response(GOLDEN["entries"][:cut]).body or b"")
         except BadFrame:
             continue
-        assert found in ([], [b"first"]), "only what is whole"
+        assert found in ([], [b"first"]), "only complete packets"
     for name in ("entry", "stored"):
         with pytest.raises(BadFrame):
             two.decode_batch_response(GOLDEN[name] + bytes(8))
@@ -119,7 +121,7 @@ def test_truncated_version_two_request_is_refused_or_another_one(name: str) -> N
             found = two.decode_request(GOLDEN[name][:cut])
         except BadFrame:
             continue
-        assert isinstance(found, pb.Request), "a batched read that is cut"
+        assert isinstance(found, pb.Request), "a truncated batched read"
         assert found.add.body != PACKET
 
 

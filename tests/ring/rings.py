@@ -21,7 +21,7 @@ def members(partitions: Iterable[PartitionId]) -> list[Member]:
 
 
 def owned(ring: Ring) -> dict[PartitionId, int]:
-    """How many tokens each partition owns, none left out."""
+    """Return how many tokens each partition owns, and assert that none is missing."""
     found = dict.fromkeys(ring.partitions, 0)
     for span in ring.ranges():
         found[span.owner] += span.size
@@ -30,13 +30,13 @@ def owned(ring: Ring) -> dict[PartitionId, int]:
 
 
 def balance(ring: Ring) -> float:
-    """max/mean over the partitions that stay."""
+    """Return max/mean over the partitions that stay."""
     shares = [size for partition, size in owned(ring).items() if ring.partitions[partition].state == "serving"]
     return max(shares) * len(shares) / TOKENS
 
 
 def differences(one: Ring, other: Ring) -> int:
-    """How many tokens have another owner."""
+    """Return how many tokens have another owner."""
     ends = sorted({*one.tokens, *other.tokens})
     return sum(
         (end - start) % TOKENS or TOKENS
@@ -46,7 +46,7 @@ def differences(one: Ring, other: Ring) -> int:
 
 
 def advance(ring: Ring, id: MoveId) -> Ring:
-    """The next step of one move, as its source and target would take it."""
+    """Take the next step of one move, as its source and target would."""
     move = ring.moves[id]
     match move.state:
         case MoveState.PLANNED:
@@ -60,7 +60,7 @@ def advance(ring: Ring, id: MoveId) -> Ring:
 
 
 def settle(ring: Ring, pick: Callable[[list[MoveId]], MoveId] = min) -> Ring:
-    """All moves performed, one step at a time, and retired partitions forgotten."""
+    """Perform all moves, one step at a time, and remove retired partitions."""
     while ring.moves:
         ring = advance(ring, pick(sorted(ring.moves)))
     for member in list(ring.partitions.values()):

@@ -1,5 +1,5 @@
-"""What the first ring of all got wrong, and ours must not: one token for each partition, at the hash of its name; of
-two with one hash one was gone; partitions could never leave; and views of the ring had no version."""
+"""The faults of the very first ring, which ours must not have: one token for each partition, at the hash of its name;
+of two partitions with one hash, one was lost; partitions could never leave; and views of the ring had no version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_join_takes_no_partitions_last_token() -> None:
     ring = ring_of(2)
     for number in range(3, 60):
         ring = settle(plan.join(ring, members([PartitionId(f"p{number}")])))
-        assert set(ring.tokens.values()) == set(ring.partitions), f"after p{number} has joined"
+        assert set(ring.tokens.values()) == set(ring.partitions), f"after p{number} joined"
 
 
 def test_thousand_partitions_share_the_ring_evenly() -> None:
@@ -48,14 +48,14 @@ def test_equal_versions_route_alike_and_changes_have_a_new_version() -> None:
         view = decode(encode(ring))
         assert differences(view, ring) == 0
         for other in seen.values():
-            assert (other.routed == view.routed) == (differences(other, view) == 0), "versions do not mislead"
+            assert (other.routed == view.routed) == (differences(other, view) == 0), "versions identify rings"
         seen[ring.version] = view
         ring = advance(ring, min(ring.moves))
 
 
 def test_second_of_two_concurrent_changes_must_reread() -> None:
-    """The store refuses the second write (tests/server/cluster/test_ring_store.py); what it then finds has both or its
-    reason."""
+    """The store refuses the second write (tests/server/cluster/test_ring_store.py); the second writer then finds both
+    changes, or a reason."""
     ring = ring_of(3)
     first, second = plan.join(ring, members(ids(4, 4))), plan.join(ring, members(ids(5, 5)))
     assert first.version == second.version == ring.version + 1

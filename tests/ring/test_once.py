@@ -1,4 +1,4 @@
-"""Changes of the ring that are made once, however often they are asked for (docs/protocol.md, H11)."""
+"""Changes of the ring that are made once, however often they are requested (docs/protocol.md, H11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans do to the ring: who gets what, and that no token is ever without its one owner."""
+"""The effects of plans on the ring: which partition gets what, and that every token always has exactly one owner."""
 
 from dataclasses import replace
 from random import Random
@@ -194,7 +194,7 @@ def test_cancelled_moves_do_not_count_as_progress() -> None:
     ring = steps.finish(steps.flip(steps.begin(ring, done, 1), done), done)
     ring = steps.begin(ring, under_way, 1)
     ring = steps.cancel(ring, rest)
-    assert (ring.journey.moves, len(ring.moves)) == (2, 1), "one is done, one is under way"
+    assert (ring.journey.moves, len(ring.moves)) == (2, 1), "one is done, one is in progress"
     ring = steps.cancel(plan.join(ring, members(ids(5, 5))), [under_way])
     planned = [move for move in ring.moves.values() if move.id != under_way]
     ring = steps.cancelled(ring, under_way)
@@ -295,7 +295,7 @@ class Changes(RuleBasedStateMachine):
         }
         moved = differences(self.before, self.ring)
         assert moved == sum(move.size for move in flipped.values())
-        assert self.ring.routed > self.before.routed or not moved, "whoever compares versions must see it"
+        assert self.ring.routed > self.before.routed or not moved, "a comparison of versions must show it"
         self.before = self.ring
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Replicas change servers one at a time, and never before the newcomer has what the other one has."""
+"""Replicas change servers one at a time, and never before the newcomer has caught up."""
 
 import pytest
 

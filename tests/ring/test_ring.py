@@ -1,4 +1,4 @@
-"""Who owns what."""
+"""Ownership of tokens."""
 
 from dataclasses import replace
 
@@ -80,7 +80,7 @@ def test_ring_round_trips() -> None:
 
 
 def test_ring_encodes_operations_as_documented_and_optionally() -> None:
-    """docs/reference/formats.md."""
+    """See docs/reference/formats.md."""
     ring = new_ring(ids(1), SERVERS, 1)
     assert b"operations" not in encode(ring)
     done = RingOperation("a1", "00ff", 1, 2, 1, 3, (PartitionId("p2"),))
@@ -130,7 +130,7 @@ def test_document_that_is_not_a_ring_is_refused(data: bytes) -> None:
     ],
 )
 def test_ring_with_fields_of_other_types_is_refused(field: str, value: object) -> None:
-    """It would end whoever compares its version, or sorts its servers (docs/protocol.md, P34)."""
+    """It would end every process that compares its version or sorts its servers (docs/protocol.md, P34)."""
     ring = ring_of({TOKENS - 1: "p1"})
     document = orjson.loads(encode(ring))
     assert encode(decode(orjson.dumps(document))) == encode(ring)

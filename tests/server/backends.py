@@ -94,8 +94,8 @@ class LedPartition:
     ) -> list[bytes | None] | NotNow:
         return self.leader.reads.now(keys, tokens, now, in_turn=in_turn) if self.serving else NOT_NOW
 
-    def expel(self) -> None:
-        self.leader.expel()
+    def redirect_moved(self) -> None:
+        self.leader.redirect_moved()
 
     def stop(self) -> None:
         self.leader.stop(NotLeader(self.id))

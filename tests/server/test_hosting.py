@@ -32,7 +32,7 @@ async def test_second_damaged_copy_is_set_aside_too() -> None:
     """It asks no more, so it would have been barred until the process ended."""
     hosting: Any = object.__new__(Hosting)
     aside: list[PartitionId] = []
-    hosting._hosted = {each: SimpleNamespace(let_go=lambda: None) for each in (P1, P2)}
+    hosting._hosted = {each: SimpleNamespace(close_state=lambda: None) for each in (P1, P2)}
     hosting._spoilt, hosting._spoil_engine = {P2}, aside.append
 
     async def stop(partition: PartitionId, *, keep_pins: bool) -> bool:
@@ -82,10 +82,10 @@ async def test_undrain_withdraws_published_state_of_stopped_replicas() -> None:
     taken_back: list[PartitionId] = []
 
     def drained(partition: PartitionId) -> Any:
-        async def take_back() -> None:
+        async def withdraw() -> None:
             taken_back.append(partition)
 
-        return SimpleNamespace(take_back=take_back)
+        return SimpleNamespace(withdraw=withdraw)
 
     async def begin(partition: PartitionId) -> None:
         hosting._hosted[partition] = SimpleNamespace(serving=False)

@@ -280,7 +280,7 @@ async def a_pin_ends_everywhere(world: World, users: Users) -> None:
         for partition in partitions:
             replica = node.replica(partition)
             assert replica is not None
-            replica.state.held.drop("pin")
+            replica.state.pinned_views.drop("pin")
     assert isinstance(await reader.renew("pin", 4_000), NoSuchPin)
 
 

@@ -18,7 +18,7 @@ from kvstore.types import ServerId
 log = logging.getLogger(__name__)
 
 PENDING_MAX = 64
-TWIN_REST_MAX_S = 5.0
+TWIN_DELAY_MAX_S = 5.0
 """Maximum seconds between two removals of a znode with this server's name and another process's nonce. A former process
 leaves at most one. More come from a live process on another machine that was given the same id: it claims again each
 time."""
@@ -76,7 +76,7 @@ class Claiming:
         if isinstance(command, role_events.RemoveStale) and command.record.server == self._server:
             self._own_removed += 1
             if self._own_removed > 1:
-                await asyncio.sleep(min(RANK_DELAY_S * (1 << min(self._own_removed, 8)), TWIN_REST_MAX_S))
+                await asyncio.sleep(min(RANK_DELAY_S * (1 << min(self._own_removed, 8)), TWIN_DELAY_MAX_S))
 
     async def give_back(self) -> None:
         """Remove this replica's znode, after the replica has stopped. A running claim finishes first; otherwise its

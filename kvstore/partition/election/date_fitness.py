@@ -10,7 +10,7 @@ from kvstore.env import Clock
 from kvstore.env.events import wait_within
 from kvstore.partition.election.role_events import Dated, Event
 
-LOOK_S = 0.25
+CHECK_S = 0.25
 OFFER_AGAIN_S = 1.0
 """Seconds between two attempts of a leader with an uncertain clock to hand over."""
 UNLED_S = 10.0
@@ -33,7 +33,7 @@ class DateFitness:
         self._clock, self._feed, self._is_led = clock, feed, is_led
         self._serves, self._offer = serves, offer
         self._led_at = clock.now()
-        self._might = True
+        self._could_lead = True
         self._changed = asyncio.Event()
 
     def note_leader(self) -> None:
@@ -41,15 +41,15 @@ class DateFitness:
         self._led_at = self._clock.now()
         self._changed.set()
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Return True if the replica may lead now; feed an event if that has changed."""
         now = self._clock.now()
         if self._is_led():
             self._led_at = now
         is_unled = now - self._led_at >= UNLED_S
         may_lead = self._clock.may_lead() or (is_unled and self._clock.has_date())
-        if may_lead is not self._might:
-            self._might = may_lead
+        if may_lead is not self._could_lead:
+            self._could_lead = may_lead
             self._feed(Dated(may_lead))
         return may_lead
 
@@ -60,13 +60,13 @@ class DateFitness:
         try:
             while True:
                 self._changed.clear()
-                may_lead = self.look()
+                may_lead = self.update()
                 if may_lead:
                     await self._changed.wait()
                 elif self._serves():
                     await self._offer()
                     await asyncio.sleep(OFFER_AGAIN_S)
                 else:
-                    await wait_within(self._changed, LOOK_S)
+                    await wait_within(self._changed, CHECK_S)
         finally:
             forget()

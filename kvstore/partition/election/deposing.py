@@ -40,9 +40,9 @@ HOLD_PATIENCE_S = HOLD_S + 2.0
 alive."""
 ASK_S = 0.5
 REACH_BACK_S = 0.3
-AGAIN_S = (0.015, 0.075, 0.15, 0.3, 0.6, 1.0)
+RETRY_S = (0.015, 0.075, 0.15, 0.3, 0.6, 1.0)
 """Seconds between two attempts to reach the leader, by the number of the attempt."""
-CROWDED_S, CROWDED_TRIES = 0.01, 20
+OVERLOADED_RETRY_S, OVERLOADED_TRIES = 0.01, 20
 """Retries if the other server is overloaded: a leader of many partitions is lost to all of them at once, and a link
 carries a limited number of calls."""
 
@@ -70,21 +70,21 @@ class ReachReport:
             raise InvalidRequest(f"expected [seconds or null, bool] as an answer to {SEES}, got {body!r}") from error
 
 
-def may_depose(replicas: int, sights: Mapping[ServerId, ReachReport]) -> bool:
+def may_depose(replicas: int, reports: Mapping[ServerId, ReachReport]) -> bool:
     """Return True if a replica that has received nothing from the leader for UNHEARD_S may replace it. `replicas` is
-    the number of all replicas, including the leader and the asking one; `sights` are the others' answers.
+    the number of all replicas, including the leader and the asking one; `reports` are the others' answers.
 
     A majority, including the asking replica, must not receive anything from the leader, and a majority must reach the
     asking replica. Otherwise that replica would be deposed next, and leadership would change forever.
     """
     majority = replicas // 2 + 1
-    unheard = 1 + sum(sight.unheard_s is not None and sight.unheard_s >= CONFIRM_S for sight in sights.values())
-    reaching = 1 + sum(sight.reaches_me for sight in sights.values())
+    unheard = 1 + sum(report.unheard_s is not None and report.unheard_s >= CONFIRM_S for report in reports.values())
+    reaching = 1 + sum(report.reaches_me for report in reports.values())
     return unheard >= majority and reaching >= majority
 
 
 def is_gone(
-    others: Collection[ServerId], sights: Mapping[ServerId, ReachReport], registered: Collection[ServerId]
+    others: Collection[ServerId], reports: Mapping[ServerId, ReachReport], registered: Collection[ServerId]
 ) -> bool:
     """Return True if a replica whose connections the leader's address refuses may replace the leader. `others` are all
     replicas but the leader and this one; `registered` are the servers whose replicas have a session.
@@ -92,8 +92,8 @@ def is_gone(
     Every other replica must confirm that it receives nothing from the leader either; a replica without a session cannot
     confirm. At least half of those that answer must reach the asking replica.
     """
-    confirming = {server for server, sight in sights.items() if sight.unheard_s is not None}
-    is_reached = 2 * sum(sight.reaches_me for sight in sights.values()) >= len(sights)
+    confirming = {server for server, report in reports.items() if report.unheard_s is not None}
+    is_reached = 2 * sum(report.reaches_me for report in reports.values()) >= len(reports)
     return is_reached and all(server in confirming or server not in registered for server in others)
 
 
@@ -195,15 +195,17 @@ class LeaderWatch:
                 await self._ask_about(leader, is_refused=is_refused)
         except MetadataError:
             pass  # while the metadata store is away no replica can take the lead
-        await asyncio.sleep(AGAIN_S[min(self._tries, len(AGAIN_S) - 1)])
+        await asyncio.sleep(RETRY_S[min(self._tries, len(RETRY_S) - 1)])
         self._tries += 1
 
     async def _ask_about(self, leader: ServerId, *, is_refused: bool) -> None:
         """Report the leader as lost if the other replicas agree. Raises MetadataError."""
-        sights = self._env.nursery.spawn(self._sights(leader, must_reach_back=not is_refused), name="ask about leader")
+        reports = self._env.nursery.spawn(
+            self._reports(leader, must_reach_back=not is_refused), name="ask about leader"
+        )
         term = await self._claims.term()  # before the record: a claim that comes between the two voids this attempt
         record = await self._claims.leader()
-        found: dict[ServerId, ReachReport] = await sights
+        found: dict[ServerId, ReachReport] = await reports
         if record is None or record.server != leader:
             return
         others = [server for server in self._peer_replicas.servers if server != leader]
@@ -214,24 +216,24 @@ class LeaderWatch:
         else:
             is_lost = may_depose(len(others) + 2, found)
         if is_lost:
-            is_confirmed = any(sight.unheard_s is not None for sight in found.values())
+            is_confirmed = any(report.unheard_s is not None for report in found.values())
             self._feed(LeaderLost(record, term, is_confirmed))
 
-    async def _sights(self, leader: ServerId, *, must_reach_back: bool) -> dict[ServerId, ReachReport]:
+    async def _reports(self, leader: ServerId, *, must_reach_back: bool) -> dict[ServerId, ReachReport]:
         """Ask all others at once; those that do not answer are left out."""
         body = orjson.dumps([leader, must_reach_back])
         others = [server for server in self._peer_replicas.servers if server != leader]
         spawn = self._env.nursery.spawn
-        asked = {server: spawn(self._sight(server, body), name=f"ask {server} about leader") for server in others}
+        asked = {server: spawn(self._report(server, body), name=f"ask {server} about leader") for server in others}
         answers = {server: await answer for server, answer in asked.items()}
-        return {server: sight for server, sight in answers.items() if sight is not None}
+        return {server: report for server, report in answers.items() if report is not None}
 
-    async def _sight(self, server: ServerId, body: bytes) -> ReachReport | None:
-        for _ in range(CROWDED_TRIES):
+    async def _report(self, server: ServerId, body: bytes) -> ReachReport | None:
+        for _ in range(OVERLOADED_TRIES):
             try:
                 return ReachReport.decode(await self._peers.call(server, self._partition, SEES, body, ASK_S))
             except Overloaded:
-                await asyncio.sleep(CROWDED_S)
+                await asyncio.sleep(OVERLOADED_RETRY_S)
             except StoreError:
                 break
         return None

@@ -18,7 +18,7 @@ from kvstore.types import ServerId
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0
+CHECK_S = 10.0
 """Seconds between two checks for a leader by a replica that has failed, besides reported changes."""
 
 
@@ -74,7 +74,7 @@ class LogFollower:
             self._feed(role_events.Barred(True))
             if isinstance(error, Corrupted) and not isinstance(error, WrittenByNewer):
                 while self._machine.leader in (None, self._server):
-                    await self._role_change(LOOK_S)
+                    await self._role_change(CHECK_S)
                 # another replica leads: it has applied what this one could not, or is further
                 self._trials.on_outvoted()
 

@@ -33,10 +33,10 @@ DRAIN_S = 0.25
 """A leader that cannot answer everything it was asked within this many seconds continues."""
 TAKE_S = 2.0
 """If a successor has not answered within this many seconds, the former leader claims the lead again."""
-APART_S = 3.0
+HANDOVER_GAP_S = 3.0
 """Seconds between two handovers that involve one server: each costs its partition a moment, so there is never more than
 one at once."""
-AGAIN_S = 2.0
+RETRY_S = 2.0
 """Seconds until the next attempt after a handover that failed."""
 STEADY_MIN_S, STEADY_MAX_S = 1.0, 600.0
 
@@ -102,7 +102,7 @@ class PreferredStability:
         self._since = inf
         self._not_before = 0.0
 
-    def look(self, said: Published | None, leader_seq: Seq, now: float, *, spread: float) -> bool:
+    def is_due(self, said: Published | None, leader_seq: Seq, now: float, *, spread: float) -> bool:
         """Return True if the lead should be handed over now. `said` is what the preferred replica publishes; `spread`,
         a number from 0 to 1, differs between partitions so that they do not all hand over at once."""
         if said is None or said.is_stopped or said.seq + CLOSE_BEHIND < leader_seq:
@@ -123,7 +123,7 @@ class PreferredStability:
 
     def tried(self, now: float, *, released: bool) -> None:
         """Note that a handover was attempted; `released` if this leader stopped for it."""
-        self._not_before = now + AGAIN_S
+        self._not_before = now + RETRY_S
         if released:
             self._wanted_s = min(max(self._wanted_s, STEADY_MIN_S) * 2, STEADY_MAX_S)
             self.reset()
@@ -139,5 +139,5 @@ class HandoverTurns:
         """Return True if this server may take part in a handover now."""
         if now < self._free_at:
             return False
-        self._free_at = now + APART_S
+        self._free_at = now + HANDOVER_GAP_S
         return True

@@ -70,7 +70,7 @@ class Claims:
         except UndecodableNode:
             if stat.owner:
                 raise  # it goes with the session of its owner
-            await self._remove_strange(stat.version)
+            await self._remove_invalid(stat.version)
             return None, False
         return record, record.nonce == nonce and self._store.session not in (0, stat.owner)
 
@@ -179,7 +179,7 @@ class Claims:
             return False
         return data == record.encode() and stat.owner == self._store.session
 
-    async def _remove_strange(self, version: int) -> None:
+    async def _remove_invalid(self, version: int) -> None:
         """Remove a znode that is in the leader's place but is neither ephemeral nor a leader's: no replica could ever
         claim."""
         with suppress(NoSuchNode, VersionConflict):

@@ -135,7 +135,7 @@ class Replica:
         """Start to tail the log, to watch the leader's znode, and to run for election when there is no leader."""
         spawn = self._env.nursery.spawn
         self.tail.on_lost = lambda position: self._peer_replicas.report_further(self._owner.leader, position)
-        self._fitness.look()
+        self._fitness.update()
         self.following.start()
         self._claims.start(self._env.nursery)
         spawn(self._watch_leader(), name=f"{self._partition} leader znode")
@@ -150,7 +150,7 @@ class Replica:
         """Stop for good. With `hand_over` a leader first hands over to another replica, or at least drains and releases
         its lease, so that the next leader need not wait."""
         if hand_over:
-            await self._let_go()
+            await self._release_lead()
         leader = self.leader
         self._feed(role_events.StopReplica())
         if self._log is not None:
@@ -159,7 +159,7 @@ class Replica:
             leader.stop(NotLeader(self._partition))  # also without work in flight, because its timers must end
         await self.claiming.give_back()
 
-    async def _let_go(self) -> None:
+    async def _release_lead(self) -> None:
         await self.hand_over_to_any()
         async with self._yielding:  # a handover that began before drains and completes first
             try:
@@ -240,7 +240,7 @@ class Replica:
 
     async def _prepare(self, asked: Prepare) -> bytes:
         """Get ready to lead soon. Raises Unavailable if this replica is not the right one, or the time is not right."""
-        is_fit = not self._owner.is_barred and self._fitness.look()
+        is_fit = not self._owner.is_barred and self._fitness.update()
         if self.role is not ReplicaRole.FOLLOWING or not is_fit or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
         if why := await self._candidate_fitness.why_refuse(is_planned=asked.is_planned):
@@ -269,7 +269,7 @@ class Replica:
         """Return when the role or the leader changes, or after `timeout_s`."""
         await wait_within(self._role_changed, timeout_s)
 
-    def _tell_role_change(self) -> None:
+    def _notify_role_change(self) -> None:
         self._role_changed.set()
         self._role_changed = asyncio.Event()
 
@@ -281,7 +281,7 @@ class Replica:
             self._perform(command)
         if self._owner.role is not before:
             log.info("partition=%s %s -> %s on %s", self._partition, before.name, self._owner.role.name, event)
-            self._tell_role_change()
+            self._notify_role_change()
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -294,7 +294,7 @@ class Replica:
                 self._fitness.note_leader()
                 self.lead_failure = "" if server is not None else self.lead_failure
                 self._on_leader(server)
-                self._tell_role_change()
+                self._notify_role_change()
             case role_events.OpenAsLeader():
                 self.elections += 1
                 self._opening = self._env.nursery.spawn(self._open(), name=f"{self._partition} open")

@@ -39,7 +39,7 @@ class LogRetention:
         self._durable: dict[ServerId, Seq] = {}
         """Synced sequences of the replicas that are up."""
 
-    def look(
+    def note(
         self,
         replicas: Sequence[ServerId],
         durable: Mapping[ServerId, Seq],

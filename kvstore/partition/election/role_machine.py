@@ -98,7 +98,7 @@ class RoleMachine:
         """True if the incumbent is to be asked again before this replica claims."""
         self._may_lead = True
         """False while the server's clock is not good enough."""
-        self._stand_at = 0.0
+        self._claim_at = 0.0
         self._out_until = 0.0
         self._failures = 0
         self._has_led = False
@@ -128,7 +128,7 @@ class RoleMachine:
             case Opened():
                 return self._opened(now)
             case OpenFailed() | LeadEnded():
-                return self._stand_back(now, has_failed=isinstance(event, OpenFailed) or event.has_failed)
+                return self._step_back(now, has_failed=isinstance(event, OpenFailed) or event.has_failed)
             case Yielded(successor):
                 return self._yielded(successor)
             case NotTaken():
@@ -191,7 +191,7 @@ class RoleMachine:
         if now < self._out_until:
             return [*commands, WakeAt(self._out_until)]
         self.role, self._replaces = ReplicaRole.STANDING, None
-        self._stand_at = inf
+        self._claim_at = inf
         return [*commands, PublishAndRank()]
 
     # docs/protocol.md P25, P41
@@ -202,13 +202,13 @@ class RoleMachine:
             if not is_fit:
                 self.role = ReplicaRole.FOLLOWING
                 return [ReadLeaderZnode()]
-            self._asks_again, self._stand_at = False, now + rank * RANK_DELAY_S
-            return [WakeAt(self._stand_at)]
+            self._asks_again, self._claim_at = False, now + rank * RANK_DELAY_S
+            return [WakeAt(self._claim_at)]
         self._graced_from = min(self._graced_from, now)
         grace_s = max(_GRACE_S[incumbent], 0.0 if is_fit else UNFIT_GRACE_S)
         self._asks_again = now < self._graced_from + grace_s
-        self._stand_at = now + (ASK_AGAIN_S if self._asks_again else rank * RANK_DELAY_S)
-        return [WakeAt(self._stand_at)]
+        self._claim_at = now + (ASK_AGAIN_S if self._asks_again else rank * RANK_DELAY_S)
+        return [WakeAt(self._claim_at)]
 
     # docs/protocol.md P40
     def _leader_lost(self, lost: LeaderLost, now: float) -> list[Command]:
@@ -226,16 +226,16 @@ class RoleMachine:
         if self.is_barred or not self._may_lead or now < self._out_until:
             return []
         self.role, self._replaces, self._record = ReplicaRole.STANDING, (record, term), None
-        self._stand_at = inf
+        self._claim_at = inf
         return [*self._follow(None), PublishAndRank(asks=False)]
 
     # docs/protocol.md P25
     def _tick(self, now: float) -> list[Command]:
         if self.role is ReplicaRole.STANDING:
-            if now < self._stand_at:  # the timer's clock may run ahead of the boot-time clock by a little
-                return [] if isinf(self._stand_at) else [WakeAt(self._stand_at)]
+            if now < self._claim_at:  # the timer's clock may run ahead of the boot-time clock by a little
+                return [] if isinf(self._claim_at) else [WakeAt(self._claim_at)]
             if self._asks_again:
-                self._stand_at = inf
+                self._claim_at = inf
                 return [PublishAndRank()]
             self.role = ReplicaRole.CLAIMING
             return [Claim() if self._replaces is None else Succeed(*self._replaces)]
@@ -292,7 +292,7 @@ class RoleMachine:
         return [ReadLeaderZnode()] if may_lead else []
 
     # docs/protocol.md P41
-    def _stand_back(self, now: float, *, has_failed: bool) -> list[Command]:
+    def _step_back(self, now: float, *, has_failed: bool) -> list[Command]:
         """Stay out of elections after a failure, longer each time, until a leadership has lasted for SETTLED_S."""
         if self.role not in (ReplicaRole.OPENING, ReplicaRole.SERVING):
             return []
@@ -310,9 +310,9 @@ class RoleMachine:
         if not is_barred:
             return [ReadLeaderZnode()]
         if self.role is ReplicaRole.SERVING:
-            return [EndLead(), *self._stand_back(now, has_failed=False)]
+            return [EndLead(), *self._step_back(now, has_failed=False)]
         if self.role is ReplicaRole.OPENING:
-            return [AbandonOpening(), *self._stand_back(now, has_failed=True)]
+            return [AbandonOpening(), *self._step_back(now, has_failed=True)]
         if self.role in (ReplicaRole.STANDING, ReplicaRole.CLAIMING):  # a claim that is won after this is given back
             self.role = ReplicaRole.FOLLOWING
         return []

@@ -39,7 +39,7 @@ class Exports:
         self._state, self._clock = state, clock
         self._open: dict[str, tuple[StateExport, float]] = {}
         self._count = 0
-        self._look: asyncio.TimerHandle | None = None
+        self._idle_check: asyncio.TimerHandle | None = None
         self.served = 0
 
     def begin(self) -> bytes:
@@ -52,8 +52,8 @@ class Exports:
         self._count += 1
         number = str(self._count)
         self._open[number] = (StateExport(self._state), self._clock.now())
-        if self._look is None:
-            self._look_later()
+        if self._idle_check is None:
+            self._check_later()
         return orjson.dumps({"export": number, "seq": self._state.seq, "origins": sorted(self._state.origins)})
 
     def next(self, number: str) -> bytes:
@@ -85,20 +85,20 @@ class Exports:
 
     def close(self) -> None:
         """Close all exports."""
-        if self._look is not None:
-            self._look.cancel()
+        if self._idle_check is not None:
+            self._idle_check.cancel()
         for number in list(self._open):
             self._close(number)
 
-    def _look_later(self) -> None:
-        self._look = asyncio.get_running_loop().call_later(IDLE_S, self._look_again)
+    def _check_later(self) -> None:
+        self._idle_check = asyncio.get_running_loop().call_later(IDLE_S, self._check_idle)
 
-    def _look_again(self) -> None:
+    def _check_idle(self) -> None:
         """Close idle exports, because their readers may be gone and no other reader may ever come."""
-        self._look = None
+        self._idle_check = None
         self._drop_idle()
         if self._open:
-            self._look_later()
+            self._check_later()
 
     def _drop_idle(self) -> None:
         for number, (_, asked) in list(self._open.items()):

@@ -51,7 +51,7 @@ class Tail:
         """Why the listed log cannot be the one that was read before; empty if it can."""
         self.on_lost: Callable[[Position], None] = lambda _: None
         """Called with this replica's position while `lost` is set."""
-        self._told = ""
+        self._last_logged = ""
         """The last error logged about a ledger that is deleted or undecodable."""
         self.entries = 0
         self.installs = 0
@@ -103,8 +103,8 @@ class Tail:
                 self.on_lost(self.position)
                 await asyncio.sleep(DELETED_S)
             except (LedgerDeleted, UndecodableNode) as error:  # it lasts until an operator acts
-                if str(error) != self._told:
-                    self._told = str(error)
+                if str(error) != self._last_logged:
+                    self._last_logged = str(error)
                     log.error("partition=%s position=%s cannot read on: %s", self._partition, self.position, error)
                 if self._state.position is None and isinstance(error, UndecodableNode):
                     await self._install()  # this replica loses no state by it

@@ -36,8 +36,8 @@ _MEANING = {
     StateVerdict.OPEN: "too few replicas are up to tell; declare one right with `kvstore partition trust`",
 }
 ASK_S = 2.0
-LOOK_S = 1.0
-LOOK_AGAIN_S = 5.0
+CHECK_S = 1.0
+CHECK_IDLE_S = 5.0
 """Seconds between two rounds once all replicas have reported, because only an operator changes the outcome then, and
 while nothing is in doubt, because a doubt is reported at once."""
 
@@ -57,7 +57,7 @@ class Investigations:
         trusted: Callable[[], Awaitable[Trusted | None]],
     ) -> None:
         self.trial = Investigation()
-        self.held = 0
+        self.rounds = 0
         self.on_barred: Callable[[bool], None] = lambda _: None
         self.on_outvoted: Callable[[], None] = lambda: None
         self._env, self._partition, self._server, self._peers = env, partition, server, peers
@@ -85,20 +85,20 @@ class Investigations:
         if self._state.doubt is not None:
             self._doubt()
         while True:
-            await wait_within(self._wake, self._env.beat.delay_s(self._look_s))
+            await wait_within(self._wake, self._env.beat.delay_s(self._interval_s))
             self._wake.clear()
             is_replaced = self._replaced != self._state.replaced
             if is_replaced or (self._differed and self._state.doubt is None):
                 self._replaced, self._differed = self._state.replaced, False
                 self.trial.end()  # a later check of the log agrees, or the check was of a state that is gone
-                self._tell()
-            if self.trial.since and await self._hold() is StateVerdict.OUTVOTED:
+                self._publish_outcome()
+            if self.trial.since and await self._investigate() is StateVerdict.OUTVOTED:
                 log.error("partition=%s this replica is outvoted: its copy is replaced", self._partition)
                 self.on_outvoted()
                 return
             if not self.trial.since and self._state.origins and self._state.checks:
                 await self._confirm_copy()
-            self._keep()
+            self._store_reported()
 
     def answer(self, server: ServerId, body: bytes) -> bytes:
         """Answer another replica with this one's checks; the request may report where that replica differs from its
@@ -116,9 +116,9 @@ class Investigations:
         return orjson.dumps({"checks": list(self._state.checks.items()), "origins": sorted(self._state.origins)})
 
     @property
-    def _look_s(self) -> float:
+    def _interval_s(self) -> float:
         is_quiet = not self.trial.since and not self._differed and not self._state.origins
-        return LOOK_AGAIN_S if is_quiet or self._verdict is StateVerdict.SPLIT else LOOK_S
+        return CHECK_IDLE_S if is_quiet or self._verdict is StateVerdict.SPLIT else CHECK_S
 
     def _resume(self) -> None:
         """Restore a difference that was reported before a restart, because the replicas that reported it may be down
@@ -126,7 +126,7 @@ class Investigations:
         reported = self._state.reported
         if reported.since:
             self.trial.resume(reported.since, self._env.clock.now(), is_barred=reported.is_barred)
-            self._tell()
+            self._publish_outcome()
             self._wake.set()
 
     def _doubt(self) -> None:
@@ -139,11 +139,11 @@ class Investigations:
         if not self.trial.since:
             self._replaced = self._state.replaced
         self.trial.doubt(doubt.seq, self._env.clock.now())
-        self._tell()
+        self._publish_outcome()
         self._wake.set()
 
-    async def _hold(self) -> StateVerdict:
-        self.held += 1
+    async def _investigate(self) -> StateVerdict:
+        self.rounds += 1
         since, doubt = self.trial.since, self._state.doubt
         differs = doubt is not None
         checks: dict[ServerId, Checks] = {self._server: dict(self._state.checks)}
@@ -167,7 +167,7 @@ class Investigations:
         since = self.trial.since  # another replica may have reported an earlier difference meanwhile
         has_met = self._state.seq > since or any(each >= since for each in self._state.checks)
         self.trial.decide(verdict, self._env.clock.now(), differs=differs, has_met=has_met)
-        self._tell()
+        self._publish_outcome()
         return verdict
 
     async def _confirm_copy(self) -> None:
@@ -208,13 +208,13 @@ class Investigations:
         except MetadataError:
             return None
 
-    def _tell(self) -> None:
+    def _publish_outcome(self) -> None:
         self.trial.check()
         self._state.is_suspect = self.trial.is_barred
-        self._keep()
+        self._store_reported()
         self.on_barred(self.trial.is_barred)
 
-    def _keep(self) -> None:
+    def _store_reported(self) -> None:
         """Store a reported difference so that it survives a restart. A difference from the log is stored in a row of
         its own, and ends otherwise."""
         trial = self.trial

@@ -27,17 +27,17 @@ from kvstore.wal.ports import LeaderLog
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Seconds between two checks whether this replica is the preferred leader."""
 IDLE_S = 10.0
 """Seconds between two checks of a replica that does not lead. It is notified of role changes; the check is a safety
 net."""
-BEHIND_LOOKS = 3
+BEHIND_CHECKS = 3
 """Number of consecutive checks at which a leader's engine takes no writes before it hands over."""
-LOOKS_SKIPPED_MAX = 5
+CHECKS_SKIPPED_MAX = 5
 """Maximum number of consecutive checks of replicas and ledgers that are skipped while nothing is written. A replica
 that goes away meanwhile counts as away from the next check on."""
-LOOKS_MISSED_MAX = 2
+CHECKS_MISSED_MAX = 2
 """A leader counts at most this many check intervals of absence at once, because it has not observed more."""
 COPIES_MIN = 2
 """Synced states, on distinct nodes, that must contain what is trimmed from the log."""
@@ -66,7 +66,7 @@ class ReplicaUpkeep:
         self._absences = absences
         self._retention: LogRetention | None = None
         """The retention of the present leadership; None before its first check."""
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._settled_at: Seq | None = None
         """The sequence up to which all replicas, none of them away, had synced the log at the last check, if there was
         nothing to trim then."""
@@ -75,19 +75,19 @@ class ReplicaUpkeep:
         self._spread = Random(f"{partition} at {server}")
 
     def start(self) -> None:
-        self._env.nursery.spawn(self._flush_now_and_then(), name=f"{self._partition} flush")
-        self._env.nursery.spawn(self._trim_now_and_then(), name=f"{self._partition} trim")
-        self._env.nursery.spawn(self._look_after_the_lead(), name=f"{self._partition} lead back")
+        self._env.nursery.spawn(self._flush_periodically(), name=f"{self._partition} flush")
+        self._env.nursery.spawn(self._trim_periodically(), name=f"{self._partition} trim")
+        self._env.nursery.spawn(self._hand_lead_back(), name=f"{self._partition} lead back")
         self._env.nursery.spawn(self._hand_over_when_stuck(), name=f"{self._partition} disk")
 
-    async def _flush_now_and_then(self) -> None:
+    async def _flush_periodically(self) -> None:
         while True:
             await asyncio.sleep(self._config.flush_s * (0.5 + self._spread.random()))
             if self._replica.state.durable_seq < self._replica.state.seq:
                 await flush(self._replica.state)
                 self.flushes += 1
 
-    async def _trim_now_and_then(self) -> None:
+    async def _trim_periodically(self) -> None:
         leading: LeaderLog | None = None
         skipped = 0
         while True:
@@ -97,71 +97,73 @@ class ReplicaUpkeep:
                 leading, self._retention, self._settled_at = mine, None, None
             if leading is None:
                 continue
-            if self._settled_at == self._replica.state.seq and skipped < LOOKS_SKIPPED_MAX:
-                skipped, self._looked_at = skipped + 1, self._now()
+            if self._settled_at == self._replica.state.seq and skipped < CHECKS_SKIPPED_MAX:
+                skipped, self._checked_at = skipped + 1, self._now()
                 continue
             skipped = 0
             await self._trim(leading)
 
-    async def _look_after_the_lead(self) -> None:
+    async def _hand_lead_back(self) -> None:
         """While this replica leads, hand over to the preferred replica if that is another one."""
-        steady = PreferredStability(self._config.lead_back_s)
+        stability = PreferredStability(self._config.lead_back_s)
         spread = zlib.crc32(self._partition.encode()) / (1 << 32)
-        look_s = max(PERIOD_MIN_S, min(LOOK_S, self._config.lead_back_s / 3))
+        check_s = max(PERIOD_MIN_S, min(CHECK_S, self._config.lead_back_s / 3))
         while True:
             if self._replica.leading_log is None:
-                steady.reset()
+                stability.reset()
                 await self._replica.role_change(IDLE_S)
                 continue
-            await self._env.beat.rest(look_s)
+            await self._env.beat.rest(check_s)
             preferred = self._preferred_other()
             if preferred is None:
-                steady.reset()
-            elif steady.look(await self._said_by(preferred), self._replica.state.seq, self._now(), spread=spread):
-                await self._hand_over(preferred, steady)
+                stability.reset()
+            elif stability.is_due(
+                await self._published_by(preferred), self._replica.state.seq, self._now(), spread=spread
+            ):
+                await self._hand_over(preferred, stability)
 
     async def _hand_over_when_stuck(self) -> None:
-        looks = 0
+        checks = 0
         while True:
             if self._replica.leading_log is None:
-                looks = 0
+                checks = 0
                 await self._replica.role_change(IDLE_S)
                 continue
-            await self._env.beat.rest(LOOK_S)
+            await self._env.beat.rest(CHECK_S)
             is_stuck = self._replica.leading_log is not None and self._replica.state.engine.is_behind()
-            looks = looks + 1 if is_stuck else 0
-            if looks >= BEHIND_LOOKS:
+            checks = checks + 1 if is_stuck else 0
+            if checks >= BEHIND_CHECKS:
                 why = self._replica.state.engine.stopped or "its disk is full, or too slow"
                 log.warning("partition=%s this server should not lead, handing over: %s", self._partition, why)
                 await self._replica.hand_over_to_any()
                 leader = self._replica.leader
                 if leader is not None and self._replica.state.engine.may_resume:  # which only followers do (P46)
                     leader.lose(Unavailable(f"partition {self._partition}: {why}"))
-                looks = 0
+                checks = 0
 
     def _preferred_other(self) -> ServerId | None:
         """Return the replica that should lead, if this one leads and should not."""
         replicas = self._replicas()
-        leads_in_vain = self._replica.leading_log is not None and replicas and replicas[0] != self._replica.server
-        return replicas[0] if leads_in_vain else None
+        leads_instead = self._replica.leading_log is not None and replicas and replicas[0] != self._replica.server
+        return replicas[0] if leads_instead else None
 
-    async def _said_by(self, server: ServerId) -> Published | None:
+    async def _published_by(self, server: ServerId) -> Published | None:
         try:
             return await self._claims.published_by(server)
         except MetadataError:
             return None
 
-    async def _hand_over(self, preferred: ServerId, steady: PreferredStability) -> None:
+    async def _hand_over(self, preferred: ServerId, stability: PreferredStability) -> None:
         if not self._turns.take(self._now()):
             return
         leading = self._replica.leading_log
         log.info("partition=%s handing the lead back to %s", self._partition, preferred)
         try:
-            await self._replica.hand_over(preferred, steady.nonce, is_planned=True)
+            await self._replica.hand_over(preferred, stability.nonce, is_planned=True)
             self.yielded += 1
         except StoreError as error:
             log.info("partition=%s lead not handed back: %r", self._partition, error)
-        steady.tried(self._now(), released=self._replica.leading_log is not leading)
+        stability.tried(self._now(), released=self._replica.leading_log is not leading)
 
     def _now(self) -> float:
         return self._env.clock.now()
@@ -170,7 +172,7 @@ class ReplicaUpkeep:
         replicas = self._replicas()
         try:
             seq, self._settled_at = self._replica.state.seq, None
-            retention = await self._look(replicas)
+            retention = await self._note_absences(replicas)
             floor = retention.floor(replicas, min(COPIES_MIN, len(replicas)))
             trimmed = 0
             if floor and self._replica.leading_log is leading:
@@ -181,24 +183,24 @@ class ReplicaUpkeep:
         except StoreError as error:
             log.info("partition=%s log not trimmed: %r", self._partition, error)
 
-    async def _look(self, replicas: tuple[ServerId, ...]) -> LogRetention:
+    async def _note_absences(self, replicas: tuple[ServerId, ...]) -> LogRetention:
         """Note which replicas are away, and for how long this leader and former leaders have seen them away
         (docs/protocol.md, G20)."""
         published = await self._claims.published()
         now = self._now()
         if self._retention is None:
-            self._retention, self._looked_at = await self._absences.load(), now
+            self._retention, self._checked_at = await self._absences.load(), now
         # A process that was paused, or could not check, has not seen that a replica was away all the time.
-        elapsed_s = min(now - self._looked_at, LOOKS_MISSED_MAX * self._config.trim_s)
-        self._looked_at = now
+        elapsed_s = min(now - self._checked_at, CHECKS_MISSED_MAX * self._config.trim_s)
+        self._checked_at = now
         durable = {server: said.durable_seq for server, said in published.items() if not said.is_stopped}
         stopped = {server: said.durable_seq for server, said in published.items() if said.is_stopped}
-        self._retention.look(replicas, durable, elapsed_s, stopped)
+        self._retention.note(replicas, durable, elapsed_s, stopped)
         try:
             await self._absences.save(self._retention.away)
         except VersionConflict:
             self._retention = await self._absences.load()  # another leader's count is the valid one
-            self._retention.look(replicas, durable, 0.0, stopped)
+            self._retention.note(replicas, durable, 0.0, stopped)
         return self._retention
 
 

@@ -19,7 +19,7 @@ class ResultDelivery:
     def __init__(self) -> None:
         self.given = 0
         self.refused = 0
-        self.turn_away_by: Redirect | None = None
+        self.redirect_by: Redirect | None = None
         """Sends an operation whose key belongs to another partition there. If None, the sink receives Moved."""
         self.sinks: dict[int, Sink] = {}
         """Sinks that have received a result since the last `flush`."""
@@ -63,16 +63,16 @@ class ResultDelivery:
         for _, sink, token in items:
             self.give(sink, token, error)
 
-    def turn_away(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
+    def redirect(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         """Send the operation to the partition that owns its key."""
-        if self.turn_away_by is None:
+        if self.redirect_by is None:
             self.give(sink, token, moved)
         else:
-            self.turn_away_by(op, sink, token, moved)
+            self.redirect_by(op, sink, token, moved)
 
-    def turn_away_all(self, items: Iterable[tuple[tuple[Op, Sink, int], Moved]]) -> None:
+    def redirect_all(self, items: Iterable[tuple[tuple[Op, Sink, int], Moved]]) -> None:
         for (op, sink, token), moved in items:
-            self.turn_away(op, sink, token, moved)
+            self.redirect(op, sink, token, moved)
 
     def flush(self) -> None:
         """Flush every sink that has received results."""

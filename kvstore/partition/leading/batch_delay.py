@@ -12,8 +12,8 @@ time, so delays are as long as allowed (docs/design/0006-batching-delay.md).
 
 from __future__ import annotations
 
-REST_MAX_S = 0.012
-RESTS = 6.0
+DELAY_MAX_S = 0.012
+ENTRY_INTERVAL = 6.0
 """The time between the starts of two entries, as a multiple of the time that an entry takes."""
 STARVED_FROM, STARVED_FULL = 0.1, 0.25
 """Shares of time in which the event loop gets no processor. The leader delays entries from the first share on, and
@@ -56,7 +56,7 @@ class BatchDelay:
             self.ends = now
             return
         part = min(1.0, (starved - STARVED_FROM) / (STARVED_FULL - STARVED_FROM))
-        self.ends = now + part * (REST_MAX_S if is_pinned else min(REST_MAX_S, RESTS * self._took))
+        self.ends = now + part * (DELAY_MAX_S if is_pinned else min(DELAY_MAX_S, ENTRY_INTERVAL * self._took))
 
     def end(self) -> None:
         """End the delay, because a caller waits for the next entry."""
@@ -66,7 +66,7 @@ class BatchDelay:
     def left(self, now: float, items: int, size: int, under_way: int) -> float:
         """Return for how many more seconds the queued operations are to wait; 0 if they are to leave now. `items` and
         `size` describe the queue; `under_way` counts the operations in entries that are not acknowledged yet."""
-        left = min(self.ends - now, REST_MAX_S)
+        left = min(self.ends - now, DELAY_MAX_S)
         if left < TICK_S or items >= ENOUGH_ITEMS or size >= ENOUGH_BYTES:
             return 0.0
         if items + under_way >= self._expected and self._cut_short < CUT_SHORT_MAX:

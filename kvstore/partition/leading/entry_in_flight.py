@@ -27,7 +27,7 @@ class EntryInFlight(msgspec.Struct):
     """Arrival time of its first operation; `inf` if it has none."""
 
 
-def check_room(in_flight: Sized) -> None:
+def check_capacity(in_flight: Sized) -> None:
     """Refuse a record before anything is decided about it. Otherwise the log would refuse a record that the leader
     already counts as sent and waits for. Raises Overloaded."""
     if len(in_flight) >= ALL_IN_FLIGHT_MAX:

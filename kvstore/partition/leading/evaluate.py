@@ -170,7 +170,7 @@ class Evaluator:
         """Evaluate a batch of exactly one plain put to a key that no entry in flight touches, without a draft. This
         saves 22 calls. Return None, with nothing decided, for any other batch."""
         op, sink, token = item
-        if op[0] != _PUT or op[3] or op[4] or self._serving_ranges.held:
+        if op[0] != _PUT or op[3] or op[4] or self._serving_ranges.blocked_keys:
             return None
         key, value, request = op[1], op[2], op[6]
         if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
@@ -228,7 +228,7 @@ class Evaluator:
         written = draft.layer.rows
         bytes_max = self._config.entry_bytes_max
         writable = (
-            NOTHING if self._serving_ranges.held else self._serving_ranges.writable
+            NOTHING if self._serving_ranges.blocked_keys else self._serving_ranges.writable
         )  # NOTHING: each operation is evaluated on its own
         slices, holds_row = writable.slices, writable.holds_row
         if len(items) >= TOGETHER_MIN and not metered and writable.holds_rows(data_keys):
@@ -267,7 +267,7 @@ class Evaluator:
                 result = self._decide(item, row_key)
             if result is not UNTOUCHED:
                 replies.append((sink, token, result))
-            elif self._serving_ranges.held:
+            elif self._serving_ranges.blocked_keys:
                 slices = NOTHING.slices
             if draft.size >= bytes_max or reading.left <= 0:
                 break
@@ -378,15 +378,15 @@ class Evaluator:
         """Return True if all records at `keys` are owned and take writes. Otherwise put the operation aside and return
         False."""
         op, serving_ranges = item[0], self._serving_ranges
-        if not (serving_ranges.is_freezing or serving_ranges.held) and all(map(serving_ranges.may_write, keys)):
+        if not (serving_ranges.is_freezing or serving_ranges.blocked_keys) and all(map(serving_ranges.may_write, keys)):
             return True
         for each in keys:
             if not serving_ranges.may_read(each):
                 self._away.append((item, serving_ranges.moved(each)))
                 return False
-        if not (serving_ranges.held.isdisjoint(keys) and all(map(serving_ranges.may_write, keys))):
+        if not (serving_ranges.blocked_keys.isdisjoint(keys) and all(map(serving_ranges.may_write, keys))):
             if op[0] == _BATCH:  # later operations on its keys wait behind the batch
-                serving_ranges.held.update(keys)
+                serving_ranges.blocked_keys.update(keys)
             self._frozen.append(item)
             return False
         return True

@@ -35,7 +35,7 @@ from kvstore.partition.leading.answers import (
     unknown_code,
 )
 from kvstore.partition.leading.batch_delay import BatchDelay
-from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_room, note_slow
+from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_capacity, note_slow
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.observed import Observed
@@ -127,11 +127,11 @@ class Leader:
 
     # ── beginning and end ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def start(self, founded: Founded | None = None, turn_away: Redirect | None = None) -> None:
+    async def start(self, founded: Founded | None = None, redirect: Redirect | None = None) -> None:
         """Serve once a record of this epoch is acknowledged and applied. `founded` is what the partition owns, if its
-        log does not say so yet; `turn_away` takes operations on keys that the partition does not own. Raises
+        log does not say so yet; `redirect` takes operations on keys that the partition does not own. Raises
         OutcomeUnknown or NotEnoughBookies."""
-        self._answers.turn_away_by = turn_away
+        self._answers.redirect_by = redirect
         self._log.on_lost(self.lose)
         if founded is None:
             await self._append_control(EntryKind.EPOCH_START)
@@ -203,7 +203,7 @@ class Leader:
 
     async def _append_control(self, kind: EntryKind) -> None:
         """Append a control record. Return once it is acknowledged and applied."""
-        check_room(self._in_flight)
+        check_capacity(self._in_flight)
         once = SingleResultSink()
         self._append(self._evaluator.control(kind, self._env.clock.date_ms()), [(once, 0, None)])
         await once.done
@@ -212,7 +212,7 @@ class Leader:
         """Append a record about tokens. Return its position once it is acknowledged and applied. From the send on, the
         leader no longer answers for tokens that the record gives away. Raises StoreError: OutcomeUnknown if the
         leadership was lost meanwhile, Overloaded."""
-        check_room(self._in_flight)
+        check_capacity(self._in_flight)
         logged = PositionSink(self._state)
         self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):
@@ -225,9 +225,9 @@ class Leader:
         was called. Raises StoreError."""
         await self._append_control(EntryKind.EMPTY)
 
-    def expel(self) -> None:
+    def redirect_moved(self) -> None:
         """Redirect waiting operations that belong to another partition by now."""
-        self._answers.turn_away_all(self._waiting.expel(self.serving_ranges, self._env.clock.now()))
+        self._answers.redirect_all(self._waiting.redirect_moved(self.serving_ranges, self._env.clock.now()))
         self._answers.flush()
 
     async def _drained(self) -> None:
@@ -338,11 +338,11 @@ class Leader:
             self._queue.put_back(taken.arrived(decided.rest, now))
             refused = self._waiting.put_aside(taken.arrived(decided.frozen, now))
             self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a frozen range"))
-            self._answers.turn_away_all(decided.away)
+            self._answers.redirect_all(decided.away)
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
             self._batch_delay.begin(
-                now, len(decided.replies) + self._under_way, starved, is_pinned=bool(self._state.held.by_pin)
+                now, len(decided.replies) + self._under_way, starved, is_pinned=bool(self._state.pinned_views.by_pin)
             )
             self._append(decided.entry, decided.replies, taken.arrivals[0][0])
         elif self._in_flight:

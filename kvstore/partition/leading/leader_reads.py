@@ -314,7 +314,7 @@ class LeaderReads:
                 self._answers.give(read[1], read[2], Unavailable(_GONE))
                 self._wake()
             elif tokens is None:
-                self._answers.turn_away(*read, ELSEWHERE)
+                self._answers.redirect(*read, ELSEWHERE)
                 self._wake()
             else:
                 now_ms = max(now_ms, self._state.record_time_ms)
@@ -340,7 +340,7 @@ class LeaderReads:
                 size += len(result[0])
                 give(read[1], read[2], result)
             elif result.__class__ is Moved:
-                self._answers.turn_away(*read, result)
+                self._answers.redirect(*read, result)
             else:
                 give(read[1], read[2], result)
         return size

@@ -83,14 +83,14 @@ class Observed:
         self._groups.append(group)
         self.count += len(group.replies)
         self.bytes += group.bytes
-        self._look()
+        self._check_bounds()
 
     def _drop(self, group: _Group) -> None:
         self.count -= len(group.replies)
         self.bytes -= group.bytes
-        self._look()
+        self._check_bounds()
 
-    def _look(self) -> None:
+    def _check_bounds(self) -> None:
         config = self._config
         self.is_full = self.count >= config.queue_items_max or self.bytes >= config.queue_bytes_max
 

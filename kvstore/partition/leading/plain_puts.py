@@ -29,7 +29,7 @@ def put_all(
     if not 0 < len(ops) <= BATCH_OPS_MAX or any(op[0] != _PUT or op[3] or op[4] for op in ops):
         return None
     keys, values = [op[1] for op in ops], [op[2] for op in ops]
-    size = _size_together(keys, values)
+    size = _batch_size(keys, values)
     if not size or overlay.touched_of(keys) or not _are_new(draft, keys):
         return None
     created: list[int] = []
@@ -61,7 +61,7 @@ def put_together(
     count = len(keys)
     if codes.count(_PUT) < count or any(expiries) or any(flags):
         return None
-    size = _size_together(keys, values)
+    size = _batch_size(keys, values)
     created = _created(rows) if size else None
     if created is None:
         return None
@@ -104,7 +104,7 @@ def _are_new(draft: Draft, keys: list[bytes]) -> bool:
     return len(set(keys)) == len(keys) and draft.layer.rows.keys().isdisjoint(keys)
 
 
-def _size_together(keys: list[bytes], values: Sequence[bytes]) -> int:
+def _batch_size(keys: list[bytes], values: Sequence[bytes]) -> int:
     """Return the bytes of keys and values if the store accepts them in one batch, else 0."""
     of_keys, of_values = list(map(len, keys)), list(map(len, values))
     if not min(of_keys) or max(of_keys) > KEY_BYTES_MAX or max(of_values) > VALUE_BYTES_MAX:

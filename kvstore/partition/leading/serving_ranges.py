@@ -24,7 +24,7 @@ class ServingRanges:
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
         self._sent: deque[MoveRecord] = deque()
-        self.held: set[bytes] = set()
+        self.blocked_keys: set[bytes] = set()
         """Row keys of batches that wait for a frozen range. Other operations on these records wait behind them."""
         self._recompute()
 
@@ -53,13 +53,13 @@ class ServingRanges:
     def send(self, record: MoveRecord) -> None:
         """Note that the record is sent now. Raises Unavailable, and the record must not be sent, if it would contradict
         the records before it once all are applied: no replica could apply it, or anything behind it."""
-        self._foresee(record)
+        self._check_applies(record)
         self._sent.append(record)
         self._recompute()
         if isinstance(record, Release):
-            self.held.clear()
+            self.blocked_keys.clear()
 
-    def _foresee(self, record: MoveRecord) -> None:
+    def _check_applies(self, record: MoveRecord) -> None:
         ownership = self.ownership
         try:
             for each in (*self._sent, record):
@@ -75,7 +75,7 @@ class ServingRanges:
         self._recompute()
         is_changed = before != (self.readable, self.writable)
         if is_changed:
-            self.held.clear()
+            self.blocked_keys.clear()
         return is_changed
 
     def _recompute(self) -> None:

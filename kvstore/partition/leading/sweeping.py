@@ -22,9 +22,9 @@ SWEEP_AGAIN_S = 0.02
 SETTLED_MS = 10_000
 """Keys that were past their expiry for longer than this when everything had been deleted are not searched for again:
 the engine would step over the remains of each delete. Entries in flight, which could add such keys, take less time."""
-ANEW_S = 600.0
+RESTART_S = 600.0
 """Seconds after which a sweep starts from the beginning again."""
-LOOK_ON_S = 0.1
+SKIPPED_AGAIN_S = 0.1
 """Seconds until the next sweep after one that found many expired keys but none that may be deleted. Such keys are on
 their way to or from another partition, and must not hide others."""
 
@@ -53,7 +53,7 @@ class Sweeper(Sink):
         """No expired key is left before this row. Empty if unknown."""
         self._owned: Tokens | None = None
         """The tokens for which `_settled` holds."""
-        self._anew_at = 0.0
+        self._restart_at = 0.0
         self._stopped = False
 
     def start(self) -> None:
@@ -79,15 +79,15 @@ class Sweeper(Sink):
         if keys:
             self._reap(keys, self)
         else:
-            self._pause(LOOK_ON_S)
+            self._pause(SKIPPED_AGAIN_S)
 
     def _known_begin(self, writable: Tokens) -> bytes:
         """Return the first row that can hold an expired key. That is the very beginning if a sweep skipped keys that
         could not be deleted, or if keys have come from another partition."""
         owned, now = self._state.ownership.owned, self._clock.now()
         may_pass_over = writable.spans != owned.spans or self._state.ownership.has_foreign_rows
-        if may_pass_over or owned is not self._owned or now >= self._anew_at:
-            self._settled, self._anew_at = b"", now + ANEW_S
+        if may_pass_over or owned is not self._owned or now >= self._restart_at:
+            self._settled, self._restart_at = b"", now + RESTART_S
             self._owned = None if may_pass_over else owned
         return self._settled
 

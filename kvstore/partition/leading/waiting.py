@@ -33,7 +33,7 @@ class WaitingWrites:
         """Put operations that wait for a range first in the next entry, because other ranges take writes now."""
         self.queue.put_back(self.frozen.take_all())
 
-    def expel(self, serving_ranges: ServingRanges, now: float) -> list[tuple[Item, Moved]]:
+    def redirect_moved(self, serving_ranges: ServingRanges, now: float) -> list[tuple[Item, Moved]]:
         """Remove, in order, the operations that belong to another partition by now. All others wait in the queue."""
         gone: list[tuple[Item, Moved]] = []
         left: list[Arrived] = []

@@ -71,7 +71,7 @@ class Means:
     pin_numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
-class MoveStand(NamedTuple):
+class MoveProgress(NamedTuple):
     """The progress of a move."""
 
     part: float
@@ -115,12 +115,12 @@ class ImportDriver:
         rows, size = self._rows + self._following.rows, self._bytes + self._following.bytes
         return {"step": self._step, "rows": rows, "bytes": size, "failure": self.failure}
 
-    def stand(self, part: float) -> MoveStand:
+    def progress(self, part: float) -> MoveProgress:
         """Return the progress of the move, of which `part` is here."""
         passed_s, come = self._m.env.clock.now() - self._began_at, part - self._began_with
         failing_s = self._m.env.clock.now() - self._went_on_at if self.failure else 0.0
         is_on_its_way = come > 0 and not self.failure and not self._m.rings.ring.pace.paused
-        return MoveStand(part, self.failure, failing_s, passed_s * (1 - part) / come if is_on_its_way else None)
+        return MoveProgress(part, self.failure, failing_s, passed_s * (1 - part) / come if is_on_its_way else None)
 
     def _part(self) -> float:
         move = self._m.rings.ring.moves.get(self.move)
@@ -223,7 +223,7 @@ class ImportDriver:
 
     async def _copy(self, leader: Leader, move: Move) -> None:
         found = self._import()
-        await self._hold_again(move, found)
+        await self._restore_pin(move, found)
         await wait_caught_up(self._m.state.engine)
         # Pages never go back, and a new leader starts again with the request ids (docs/protocol.md M4).
         cursor = min(found.cursor, pages.RETRIES) if self._paged_to == BEGINNING else found.cursor
@@ -256,7 +256,7 @@ class ImportDriver:
                 means.copied_until = 0.0
                 return
 
-    async def _hold_again(self, move: Move, found: ImportedRange) -> None:
+    async def _restore_pin(self, move: Move, found: ImportedRange) -> None:
         """Pin the log as the former leader did, or start over if the log has been trimmed."""
         if not self._pin.is_held:
             try:
@@ -274,7 +274,7 @@ class ImportDriver:
     async def _follow(self, leader: Leader, move: Move) -> None:
         """Follow the source's log until the target is close, then up to a freeze, and log that everything has come."""
         found = self._import()
-        await self._hold_again(move, found)
+        await self._restore_pin(move, found)
         digest = await self._following.count(found)
         try:
             if not await self._following.read_on(found):
@@ -327,8 +327,8 @@ class ImportDriver:
         log.info("partition=%s move=%d the ring is flipped", self._m.partition, self.move)
         data = ring.routed.to_bytes(source.ROUTED_BYTES, "big")
         of_target = dict.fromkeys(ring.partitions[move.target].replicas, move.target)
-        told = {**of_target, **dict.fromkeys(ring.partitions[move.source].replicas, move.source)}
-        for server, partition in sorted(told.items()):
+        hosts = {**of_target, **dict.fromkeys(ring.partitions[move.source].replicas, move.source)}
+        for server, partition in sorted(hosts.items()):
             self._m.env.nursery.spawn(self._tell(server, partition, data), name=f"move {self.move} tells {server}")
 
     async def _tell(self, server: ServerId, partition: PartitionId, routed: bytes) -> None:

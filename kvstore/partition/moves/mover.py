@@ -12,17 +12,17 @@ from kvstore.env.events import wait_within
 from kvstore.errors import NotLeader, StoreError
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import import_steps
-from kvstore.partition.moves.import_driver import Halted, ImportDriver, Means, MoveStand
+from kvstore.partition.moves.import_driver import Halted, ImportDriver, Means, MoveProgress
 from kvstore.ring.moves import Move, MoveId, MoveState
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 1.0
+CHECK_S = 1.0
 """Seconds between two checks while there are moves. Changes of the ring or of the leader are noticed at once."""
 TICK_S = 0.001
 """Seconds added to the end of a pause, because clocks are not fine enough to wake exactly at its end."""
 RETRY_S, RETRY_MAX_S = 0.05, 1.0
-REST_SHARE, REST_MAX_S = 4.0, 1.0
+PAUSE_SHARE, PAUSE_MAX_S = 4.0, 1.0
 """After a move, the next move to this partition waits for REST_SHARE times its duration, at most REST_MAX_S seconds.
 Otherwise many small ranges would take the processor from all other keys."""
 
@@ -36,7 +36,7 @@ class Mover:
         self._forget: Callable[[], None] = lambda: None
         self._carried: dict[MoveId, ImportDriver] = {}
         self._unfrozen: Leader | None = None
-        self._rests_until = 0.0
+        self._pauses_until = 0.0
 
     def start(self) -> None:
         """Follow the ring; ends with the nursery."""
@@ -54,7 +54,7 @@ class Mover:
         """Return the statistics of the moves to this partition, by move id."""
         return {str(move): each.statistics() for move, each in sorted(self._carried.items())}
 
-    def stands(self) -> dict[MoveId, MoveStand]:
+    def progress(self) -> dict[MoveId, MoveProgress]:
         """Return the progress of the moves to this partition, by move id."""
         moves = self.means.rings.ring.moves.values()
         ownership = self.means.state.ownership
@@ -62,7 +62,8 @@ class Mover:
             move.id: import_steps.copied_part(ownership, move) for move in moves if move.target == self.means.partition
         }
         return {
-            id: self._carried[id].stand(part) if id in self._carried else MoveStand(part) for id, part in parts.items()
+            id: self._carried[id].progress(part) if id in self._carried else MoveProgress(part)
+            for id, part in parts.items()
         }
 
     async def _run(self) -> None:
@@ -73,18 +74,18 @@ class Mover:
                 self._unfrozen = None
                 self.means.source.keep(())
             else:
-                await self._tend(leader)
-            await wait_within(self._changed, self._look_again_s() if self._is_busy() else None)
+                await self._advance_moves(leader)
+            await wait_within(self._changed, self._check_in_s() if self._is_busy() else None)
 
-    def _look_again_s(self) -> float:
-        rest_s = self._rests_until - self.means.env.clock.now()
-        return min(rest_s + TICK_S, LOOK_AGAIN_S) if rest_s > 0 else LOOK_AGAIN_S
+    def _check_in_s(self) -> float:
+        pause_s = self._pauses_until - self.means.env.clock.now()
+        return min(pause_s + TICK_S, CHECK_S) if pause_s > 0 else CHECK_S
 
     def _is_busy(self) -> bool:
         ownership = self.means.state.ownership
         return bool(self.means.rings.ring.moves or ownership.frozen or ownership.imports or ownership.released)
 
-    async def _tend(self, leader: Leader) -> None:
+    async def _advance_moves(self, leader: Leader) -> None:
         ring = self.means.rings.ring
         try:
             if self._unfrozen is not leader:
@@ -94,10 +95,10 @@ class Mover:
             log.info("partition=%s cannot unfreeze ranges: %r", self.means.partition, error)
         self.means.source.keep(ring.moves)
         coming = [move for move in ring.moves.values() if move.target == self.means.partition]
-        is_resting = self.means.env.clock.now() < self._rests_until
+        is_pausing = self.means.env.clock.now() < self._pauses_until
         for move in coming:
             is_begun = move.state is not MoveState.PLANNED
-            may_begin = not is_resting and len(self._carried) < ring.pace.parallel
+            may_begin = not is_pausing and len(self._carried) < ring.pace.parallel
             if move.state is not MoveState.FLIPPED and (is_begun or may_begin):
                 self._begin(move)
         for move in ring.moves.values():
@@ -107,19 +108,19 @@ class Mover:
     def _begin(self, move: Move) -> None:
         if move.id not in self._carried:
             carried = self._carried[move.id] = ImportDriver(self.means, move.id)
-            work = self._carry(carried, rests=move.target == self.means.partition)
+            work = self._carry(carried, pauses=move.target == self.means.partition)
             self.means.env.nursery.spawn(work, name=f"{self.means.partition} move {move.id}")
 
-    async def _carry(self, carried: ImportDriver, *, rests: bool) -> None:
-        """Carry one move as far as this leadership can. If `rests`, pause further moves to this partition
+    async def _carry(self, carried: ImportDriver, *, pauses: bool) -> None:
+        """Carry one move as far as this leadership can. If `pauses`, pause further moves to this partition
         afterwards."""
         clock = self.means.env.clock
         begun = clock.now()
         try:
             await self._advance(carried)
         finally:
-            if rests:
-                self._rests_until = clock.now() + min(REST_SHARE * (clock.now() - begun), REST_MAX_S)
+            if pauses:
+                self._pauses_until = clock.now() + min(PAUSE_SHARE * (clock.now() - begun), PAUSE_MAX_S)
             self._carried.pop(carried.move, None)
             self._changed.set()
             await carried.close()

@@ -86,15 +86,15 @@ def page_of(state: ReplicaState, span: TokenSpan, cursor: bytes) -> RangePage:
         return RangePage(keys, found, b"", following, state.position, state.log_version)
     picked = PickedRequests(span)
     following = b""
-    looked_at = read = 0
+    ids_read = read = 0
     for number, (row_key, row) in enumerate(state.engine.iterate(cursor, rows.ALL_RETRY[1])):
         is_full = picked.bytes > PAGE_BYTES or read >= RETRY_BYTES_MAX
-        if number == RETRY_ROWS_MAX or is_full or looked_at >= RETRY_IDS_MAX:
+        if number == RETRY_ROWS_MAX or is_full or ids_read >= RETRY_IDS_MAX:
             following = row_key
             break
         read += len(row)
         _, requests = decode_row(row)
-        looked_at += len(requests.sequences) + len(requests.clients)
+        ids_read += len(requests.sequences) + len(requests.clients)
         picked.add(requests, int.from_bytes(row_key[1:], "big"), with_all_clients=True)
     requests_here = picked.requests
     message = requests_message(requests_here).SerializeToString() if requests_here is not None else b""

@@ -34,7 +34,7 @@ FREEZE_S = 0.15
 FREEZE_DOUBLINGS = 3
 """Each further freeze of a move lasts twice as long as the one before, up to this many doublings, so that moves
 complete even if everything is slow."""
-LOOK_S = 0.005
+POLL_S = 0.005
 LAPSE_AGAIN_S = 0.05
 DROP_ROWS, DROP_BYTES = 500, 1 << 20
 """Limits of one DROP, which takes some milliseconds on every replica, because it reads the rows that it removes."""
@@ -232,7 +232,7 @@ class Source:
         out."""
         leader = self._lead()
         while leader.serving_ranges.is_pending(asked.move):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             leader = self._lead()
         found = self._released(asked._replace(position=BEGINNING))
         if found is None:

@@ -49,7 +49,7 @@ times instead of 2.6 times. Each file adds 0.05 µs to the lookup of an absent k
 FILES_SLOWDOWN, FILES_STOP = 64, 256
 """Numbers of files waiting for compaction from which on RocksDB slows writes down and stops them. Writes run on the
 event loop, so this must never happen."""
-LOOK_S = 0.1
+CHECK_S = 0.1
 """Seconds between two checks of the disk, which other processes may fill."""
 READAHEAD_BYTES = 256 << 10
 ARENA_BYTES = 16 << 10
@@ -95,9 +95,9 @@ class RocksEngine:
         self._memtable_bytes = max(MEMTABLE_BYTES_MIN, write_buffer_bytes // MEMTABLES_PER_FILE)
         self._options = _options(self._memtable_bytes, self._memory)
         self._now = SystemClock().now
-        self._look_at = 0.0
-        """When to check again whether the engine is behind, unless `_bytes_to_look` bytes are written before."""
-        self._bytes_to_look = 0
+        self._check_at = 0.0
+        """When to check again whether the engine is behind, unless `_bytes_to_check` bytes are written before."""
+        self._bytes_to_check = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="engine flush")
         self._views: dict[RocksView, None] = {}
         self.stopped: OSError | None = None
@@ -146,7 +146,7 @@ class RocksEngine:
         return WriteBatch(raw_mode=True)
 
     def write(self, batch: EngineBatch) -> None:
-        self._bytes_to_look -= batch.size_in_bytes()  # type: ignore[attr-defined]
+        self._bytes_to_check -= batch.size_in_bytes()  # type: ignore[attr-defined]
         try:
             self._db.write(batch)  # type: ignore[arg-type]
         except Exception as error:
@@ -154,7 +154,7 @@ class RocksEngine:
             raise failure from error
 
     def is_behind(self) -> bool:
-        """A check costs more than a small write, so there is one per memtable of writes, and at most one per LOOK_S
+        """A check costs more than a small write, so there is one per memtable of writes, and at most one per CHECK_S
         otherwise."""
         now = self._now()
         if self.stopped is not None:
@@ -162,15 +162,15 @@ class RocksEngine:
                 self._resume_at = now + RESUME_S
                 self._threads.submit(self._prepare_to_resume)
             return True
-        if self._bytes_to_look > 0 and now < self._look_at:
+        if self._bytes_to_check > 0 and now < self._check_at:
             return False
-        if self._looks_behind():
+        if self._check_behind():
             return True
-        self._bytes_to_look, self._look_at = self._memtable_bytes, now + LOOK_S
+        self._bytes_to_check, self._check_at = self._memtable_bytes, now + CHECK_S
         return False
 
-    def _looks_behind(self) -> bool:
-        self._memory.look()
+    def _check_behind(self) -> bool:
+        self._memory.flush_excess()
         memtables = self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
         files = int(self._db.property_value(_FILES) or 0)
         is_slow = memtables >= BEHIND_MEMTABLES or files >= BEHIND_FILES

@@ -177,8 +177,8 @@ class Ownership:
     def _begin(self, record: ImportBegin) -> Ownership:
         move, attempt, source, span, pin = record
         others = _without(self.imports, move)
-        strangers = [each.span for each in others] + [each.span for each in self.released]
-        self._want(not self.owned.meets(span) and not any(span.meets(each) for each in strangers), record)
+        foreign = [each.span for each in others] + [each.span for each in self.released]
+        self._want(not self.owned.meets(span) and not any(span.meets(each) for each in foreign), record)
         begun = ImportedRange(move, attempt, source, span, pin, b"d", pin, None)
         return replace(self, imports=(*others, begun))
 

@@ -91,10 +91,10 @@ class PinnedViews:
         """Return the view of a MARK that is in the state now. Raises Overloaded if there were too many views, otherwise
         like `get`."""
         if pin not in self.by_pin:
-            self.check_room(pin)
+            self.check_capacity(pin)
         return self.get(pin, position)
 
-    def check_room(self, pin: str) -> None:
+    def check_capacity(self, pin: str) -> None:
         """Raise Overloaded unless this pin can be kept besides the others."""
         others = len(self.by_pin) - (pin in self.by_pin)
         if others >= HELD_MAX:

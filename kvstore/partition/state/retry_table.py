@@ -194,7 +194,7 @@ class RetryTable:
             )
         ]
         if len(clients) == 1 and len(requests.sequences) >= TOGETHER_MIN and _are_plain(requests, clients[0]):
-            self._remember_together(clients[0], first_seq, requests)
+            self._remember_batched(clients[0], first_seq, requests)
         else:
             self._remember_each(clients, first_seq, requests)
         for client in () if is_reload else clients:
@@ -202,7 +202,7 @@ class RetryTable:
         self._release(first_seq)
         return self._take_dropped()
 
-    def _remember_together(self, client: _ClientResults, first_seq: int, requests: Requests) -> None:
+    def _remember_batched(self, client: _ClientResults, first_seq: int, requests: Requests) -> None:
         """Do the same as `_remember_each` for plain requests, in columns."""
         sequences, count = requests.sequences, len(requests.sequences)
         versions = map(first_seq.__add__, requests.mutations)

@@ -30,10 +30,10 @@ KEPT_SHARE = 7 / 8
 """Share of the allowed write buffers that a round of flushes leaves, so that the next round is not due at once."""
 CACHE_SHARE_MIN = 0.25
 """Minimum share of the budget for write buffers and blocks."""
-LOOK_S, INDEX_S = 0.05, 5.0
+CHECK_S, INDEX_S = 0.05, 5.0
 """Seconds between two checks of all write buffers, and of all indexes. Each check takes about a microsecond per
 engine."""
-LOOK_SHARE = 1 / 16
+CHECK_SHARE = 1 / 16
 """Share of the budget by which the write buffers may grow before they are checked early."""
 
 
@@ -56,8 +56,8 @@ class RocksMemory:
         self.buffers = WriteBufferManager.new_write_buffer_manager_with_cache(budget_bytes, False, self.cache)
         self.flushes = 0
         self._now = now or SystemClock().now
-        self._look_at = self._index_at = 0.0
-        self._look_beyond = 0.0
+        self._check_at = self._index_at = 0.0
+        self._check_beyond = 0.0
         """The size of the write buffers from which on they are checked before the next check is due."""
         self._index_bytes = 0
         self._engines: dict[BudgetedEngine, None] = {}
@@ -71,17 +71,17 @@ class RocksMemory:
         """Remove an engine from the budget, before it closes."""
         self._engines.pop(engine, None)
 
-    def look(self) -> None:
+    def flush_excess(self) -> None:
         """Flush the largest write buffers if together they are too large, and shrink the cache to leave memory for the
         indexes. Cheap if called again at once."""
         now = self._now()
         if now >= self._index_at:
             self._index_at = now + INDEX_S
-            self._make_room_for_indexes()
+            self._shrink_cache_for_indexes()
         used, limit = self.buffers.get_usage(), int(self.budget_bytes * FLUSH_SHARE)
-        if used <= limit or (now < self._look_at and used < self._look_beyond):
+        if used <= limit or (now < self._check_at and used < self._check_beyond):
             return
-        self._look_at, self._look_beyond = now + LOOK_S, used + self.budget_bytes * LOOK_SHARE
+        self._check_at, self._check_beyond = now + CHECK_S, used + self.budget_bytes * CHECK_SHARE
         # Buffers that are flushed but held by pinned views belong to no engine any more, so no flush would free them.
         sizes = {engine: engine.unflushed_bytes() for engine in self._engines if engine not in self._flushing}
         if (held := sum(sizes.values())) > limit:
@@ -109,7 +109,7 @@ class RocksMemory:
         self._flushing.add(engine)
         engine.flush_to_free().add_done_callback(lambda _: self._flushing.discard(engine))
 
-    def _make_room_for_indexes(self) -> None:
+    def _shrink_cache_for_indexes(self) -> None:
         found = sum(engine.index_bytes() for engine in self._engines)
         if found != self._index_bytes:
             self._index_bytes = found

@@ -92,7 +92,7 @@ class ReplicaState:
         installed."""
         self.ownership = Ownership()
         """The tokens that are owned and the ranges that move."""
-        self.held = PinnedViews(partition, engine)
+        self.pinned_views = PinnedViews(partition, engine)
         """The views at pinned positions."""
         self._digests: list[RangeDigest] = []
         self.is_whole = True
@@ -221,7 +221,7 @@ class ReplicaState:
     def _mark(self, position: Position, entry: Entry) -> None:
         mark = move_records.decode(EntryKind.MARK, entry.control)
         assert isinstance(mark, MarkRecord)
-        self.held.apply(
+        self.pinned_views.apply(
             mark,
             position=position,
             seq=self.seq,
@@ -357,7 +357,7 @@ class ReplicaState:
         import and are removed."""
         self._life = getattr(self, "_life", 0) + 1
         self._digests.clear()
-        self.held.close()
+        self.pinned_views.close()
         self._crcs: deque[tuple[int, int]] = deque(maxlen=CRCS_REMEMBERED)
         config = self._config
         self.retries = RetryTable(

@@ -145,8 +145,8 @@ class Data(data_pb2_grpc.DataServicer):
                 raise NoSuchPin(f"partition {partition} has no replica at this server")
             _trust(state)
             if state.position is not None and state.position >= position:
-                state.held.expire(self._env.clock.passed_ms())
-                return state.held.get(request.id, position), state
+                state.pinned_views.expire(self._env.clock.passed_ms())
+                return state.pinned_views.get(request.id, position), state
             if self._env.clock.now() >= until:
                 raise NotCaughtUp(f"partition {partition}: this replica has not reached position {tuple(position)} yet")
             await asyncio.sleep(POLL_S)

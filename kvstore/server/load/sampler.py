@@ -72,8 +72,8 @@ class Tap:
             if len(self.seen) == BURST:
                 self._load_sampler.remove(self)
 
-    def expel(self) -> None:
-        self._replica.expel()
+    def redirect_moved(self) -> None:
+        self._replica.redirect_moved()
 
 
 class CountingReplica(LocalReplica, Protocol):

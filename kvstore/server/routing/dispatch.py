@@ -286,7 +286,7 @@ class Dispatcher:
                 sink.turn_away(op, token, moved)
             case events.ExpelHere():
                 for partition in sorted(self._local):
-                    self._local[partition].expel()
+                    self._local[partition].redirect_moved()
             case events.ReadLeader(partition):
                 self._membership.suspect(partition)
             case events.ReadRing(0):

@@ -30,7 +30,7 @@ class LocalReplica(Protocol):
         """
         ...
 
-    def expel(self) -> None:
+    def redirect_moved(self) -> None:
         """Reject waiting operations that belong to other partitions."""
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from kvstore.errors import StoreError
-from kvstore.partition.moves.import_driver import MoveStand
+from kvstore.partition.moves.import_driver import MoveProgress
 from kvstore.partition.partition import Partition
 from kvstore.ring import MoveId
 from kvstore.server.peer_calls import PeerCalls
@@ -32,12 +32,12 @@ class MoveProgress:
     def __init__(self, leading: Callable[[], Mapping[PartitionId, Partition]]) -> None:
         self._leading = leading
 
-    def stands(self) -> dict[MoveId, MoveStand]:
+    def stands(self) -> dict[MoveId, MoveProgress]:
         """Return the state of the moves to partitions led here."""
-        found: dict[MoveId, MoveStand] = {}
+        found: dict[MoveId, MoveProgress] = {}
         for _, replica in sorted(self._leading().items()):
             if replica.mover is not None:
-                found |= replica.mover.stands()
+                found |= replica.mover.progress()
         return found
 
     def copied(self) -> Copied:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.meta.address import parse
 from kvstore.meta.store import MetadataStore
-from kvstore.partition.moves.import_driver import MoveStand
+from kvstore.partition.moves.import_driver import MoveProgress
 from kvstore.partition.state.engine import ROOM_BYTES
 from kvstore.proto import admin_pb2
 from kvstore.ring import MoveId
@@ -100,7 +100,7 @@ def report_of(
     date: ClockReport,
     ring_version: int,
     loads: Mapping[PartitionId, PartitionLoad],
-    moves: Mapping[MoveId, MoveStand],
+    moves: Mapping[MoveId, MoveProgress],
     latencies: Iterable[Latency],
     snapshot: Table,
     disk: tuple[int, int],

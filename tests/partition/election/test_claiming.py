@@ -1,4 +1,4 @@
-"""Changes of the leader's znode, one at a time, and no faster than they do any good."""
+"""Changes of the leader's znode: one at a time, and no faster than useful."""
 
 from __future__ import annotations
 

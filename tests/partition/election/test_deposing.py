@@ -1,4 +1,4 @@
-"""When replicas that follow a leader may depose it."""
+"""When the replicas that follow a leader may depose it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CUT_OFF_FROM_ME = ReachReport(9.0, reaches_me=False)
 
 # docs/protocol.md P40
 @pytest.mark.parametrize(
-    ("replicas", "sights", "may"),
+    ("replicas", "reports", "may"),
     [
         (3, {B: AGREES}, True),
-        (3, {}, False),  # the third replica is dead: one observer deposes nobody
+        (3, {}, False),  # the third replica is dead: a single observer deposes nobody
         (3, {B: HEARS}, False),
         (3, {B: HEARD_A_MOMENT_AGO}, False),
-        (3, {B: CUT_OFF_FROM_ME}, False),  # the asker would be deposed next
+        (3, {B: CUT_OFF_FROM_ME}, False),  # the asking replica would be deposed next
         (2, {}, False),
         (5, {B: AGREES}, False),
         (5, {B: AGREES, C: AGREES}, True),
@@ -47,33 +47,33 @@ CUT_OFF_FROM_ME = ReachReport(9.0, reaches_me=False)
     ],
 )
 def test_leader_is_deposed_by_majority_only_when_silent(
-    replicas: int, sights: dict[ServerId, ReachReport], may: bool
+    replicas: int, reports: dict[ServerId, ReachReport], may: bool
 ) -> None:
-    assert may_depose(replicas, sights) is may
+    assert may_depose(replicas, reports) is may
 
 
 # docs/protocol.md P40
 @pytest.mark.parametrize(
-    ("others", "sights", "registered", "gone"),
+    ("others", "reports", "registered", "gone"),
     [
-        ([], {}, [], True),  # two replicas: there is nobody to ask
+        ([], {}, [], True),  # two replicas: there is no other to ask
         ([B], {B: ReachReport(0.01, reaches_me=True)}, [B], True),  # its link broke a moment ago
-        ([B], {B: CUT_OFF_FROM_ME}, [B], False),  # nobody would reach the asker
+        ([B], {B: CUT_OFF_FROM_ME}, [B], False),  # no replica would reach the asking one
         ([B], {B: HEARS}, [B], False),
-        ([B], {}, [B], False),  # it lives and does not answer: this replica may be the one that is cut off
+        ([B], {}, [B], False),  # it is alive and does not answer: this replica may be the one that is cut off
         ([B], {}, [], True),  # it has no session
         ([B, C, D], {B: AGREES, C: AGREES, D: HEARS}, [B, C, D], False),
     ],
 )
 def test_refused_connection_counts_unless_another_replica_reaches_leader(
-    others: list[ServerId], sights: dict[ServerId, ReachReport], registered: list[ServerId], gone: bool
+    others: list[ServerId], reports: dict[ServerId, ReachReport], registered: list[ServerId], gone: bool
 ) -> None:
-    assert is_gone(others, sights, registered) is gone
+    assert is_gone(others, reports, registered) is gone
 
 
 def test_reach_report_round_trips_and_refuses_garbage() -> None:
-    for sight in (AGREES, HEARS, CUT_OFF_FROM_ME):
-        assert ReachReport.decode(sight.encode()) == sight
+    for report in (AGREES, HEARS, CUT_OFF_FROM_ME):
+        assert ReachReport.decode(report.encode()) == report
     for garbage in (b"", b"1", b"[1]", b'["x", true]', b"{}"):
         with pytest.raises(InvalidRequest, match="expected"):
             ReachReport.decode(garbage)

@@ -1,12 +1,12 @@
-"""When the lead is handed to the preferred replica, and what the two say to each other."""
+"""When the lead is handed to the preferred replica, and the messages between the two."""
 
 import pytest
 
 from kvstore.errors import InvalidRequest
 from kvstore.partition.election.handover import (
-    AGAIN_S,
-    APART_S,
     CLOSE_BEHIND,
+    HANDOVER_GAP_S,
+    RETRY_S,
     HandoverTurns,
     PreferredStability,
     Prepare,
@@ -24,7 +24,7 @@ def said(nonce: str = "one", seq: int = LEADER_SEQ, *, is_stopped: bool = False)
 
 
 def looked(steady: PreferredStability, what: Published | None, *moments: float, spread: float = 0.0) -> list[bool]:
-    return [steady.look(what, LEADER_SEQ, now, spread=spread) for now in moments]
+    return [steady.is_due(what, LEADER_SEQ, now, spread=spread) for now in moments]
 
 
 def test_preferred_replica_gets_lead_after_its_process_was_up_long_enough() -> None:
@@ -54,7 +54,7 @@ def test_handover_is_retried_later_after_a_failure() -> None:
     steady = PreferredStability(STEADY_S)
     looked(steady, said(), 0)
     steady.tried(8, released=False)
-    assert looked(steady, said(), 8, 8 + AGAIN_S) == [False, True]
+    assert looked(steady, said(), 8, 8 + RETRY_S) == [False, True]
 
 
 def test_required_uptime_doubles_with_each_handover() -> None:
@@ -66,7 +66,13 @@ def test_required_uptime_doubles_with_each_handover() -> None:
 
 def test_server_takes_part_in_one_handover_at_a_time() -> None:
     turns = HandoverTurns()
-    assert [turns.take(now) for now in (0, 0, APART_S - 0.1, APART_S, APART_S)] == [True, False, False, True, False]
+    assert [turns.take(now) for now in (0, 0, HANDOVER_GAP_S - 0.1, HANDOVER_GAP_S, HANDOVER_GAP_S)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_handover_messages_round_trip() -> None:
@@ -84,7 +90,7 @@ def test_malformed_handover_messages_are_refused(body: bytes) -> None:
 
 
 def test_stopped_replica_is_not_handed_the_lead() -> None:
-    """Of a partition that rests it is as far as all; each attempt would take a turn from those that can."""
+    """On an idle partition it is as far as all others; each attempt would delay replicas that can lead."""
     steady = PreferredStability(STEADY_S)
     assert not any(looked(steady, said(is_stopped=True), *map(float, range(80))))
     assert looked(steady, said(), 1_000, 1_000 + STEADY_S) == [False, True]

@@ -1,4 +1,4 @@
-"""Who is right when replicas differ, over every case of up to five replicas (docs/protocol.md, P35)."""
+"""Which replica is right if replicas differ, over every case of up to five replicas (docs/protocol.md, P35)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names(count: int) -> list[ServerId]:
 
 
 def cases() -> Iterator[tuple[list[ServerId], dict[ServerId, int], set[ServerId]]]:
-    """Replicas, what each has, and who of them is heard."""
+    """Yield the replicas, what each has, and which of them have reported."""
     for count in range(1, 6):
         replicas = names(count)
         for minds in product(MINDS, repeat=count):
@@ -99,7 +99,7 @@ def test_replica_is_barred_at_once_for_own_doubt_and_later_for_anothers() -> Non
     others.decide(StateVerdict.OPEN, 5.0 + PATIENCE_S / 2, differs=False, has_met=True)
     assert not others.is_barred
     others.decide(StateVerdict.OPEN, 5.0 + PATIENCE_S, differs=False, has_met=True)
-    assert others.is_barred, "it may be the one that is damaged, and nobody can tell"
+    assert others.is_barred, "it may be the damaged one, and no one can tell"
     for trial in (mine, others):
         trial.decide(StateVerdict.RIGHT, 20.0, differs=trial is mine, has_met=True)
         trial.check()
@@ -108,8 +108,9 @@ def test_replica_is_barred_at_once_for_own_doubt_and_later_for_anothers() -> Non
 
 # docs/protocol.md P35
 def test_replica_before_the_differing_check_is_not_barred_by_a_report() -> None:
-    """Both replicas that could read the log to its end were barred, so nobody ever read the check of the difference
-    (seed 30 with another order of messages): the partition had no leader until an operator came."""
+    """Regression: both replicas that could read the log to its end were barred. No replica ever read the check of
+    the difference (seed 30 with another order of messages), and the partition had no leader until an operator
+    intervened."""
     trial = Investigation()
     trial.note_report(SINCE, 5.0)
     trial.decide(StateVerdict.OPEN, 100.0, differs=False, has_met=False)
@@ -131,7 +132,7 @@ def test_no_replica_leads_without_a_majority() -> None:
 
 
 def test_restart_keeps_bars() -> None:
-    """Whatever came before it. What differs from its log itself has that in another row."""
+    """For any history before the restart. A replica that differs from its log stores that in another row."""
     events: list[Callable[[Investigation], None]] = [
         lambda trial: trial.note_report(SINCE, 5.0),
         lambda trial: trial.note_report(Seq(SINCE + 1), 20.0),
@@ -164,7 +165,7 @@ def test_copy_and_donor_count_once_until_all_have_agreed() -> None:
 
 
 def test_copies_of_a_trusted_replica_are_not_in_doubt() -> None:
-    """One of them, made anew, may hear of the other's difference just before that is made anew, too."""
+    """One of them, just replaced, may receive the other's report right before that one is replaced too."""
     a, b, c = replicas = (ServerId("a"), ServerId("b"), ServerId("c"))
     origins = {b: frozenset({a}), c: frozenset({a})}
     checks: dict[ServerId, dict[Seq, int]] = {a: {SINCE: 7}, b: {SINCE: 7}, c: {SINCE: 8}}

@@ -1,4 +1,4 @@
-"""A partition's election znodes: who may make them, and whose they may remove."""
+"""A partition's election znodes: who may create them, and whose they may remove."""
 
 import pytest
 
@@ -68,7 +68,7 @@ async def test_remover_with_an_old_term_removes_nothing(tree: MemoryTree, monkey
 
     async def get(path: str) -> object:
         found = await read(path)
-        if path == paths.partition_leader(P):  # the remover has read both; now the znode changes hands
+        if path == paths.partition_leader(P):  # the remover has read both; now the znode gets another owner
             await a.release(FIRST)
             await a.claim(reborn)
         return found
@@ -103,7 +103,7 @@ async def test_claim_that_never_arrived_is_not_taken_for_own(tree: MemoryTree, m
 async def test_claim_of_an_earlier_session_is_not_taken_for_own(
     tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes with that session: the leader would serve, and nobody would be told of it."""
+    """The znode goes with that session: the leader would serve, and no server would learn of it."""
     a, store = await claims_of(tree, A)
     former, _ = await claims_of(tree, A)
     assert await former.claim(FIRST)
@@ -179,7 +179,7 @@ async def test_offer_is_void_after_any_claim(tree: MemoryTree) -> None:
     b, _ = await claims_of(tree, B)
     await a.claim(FIRST)
     offered = await a.term()
-    assert await a.claim(FIRST), "it leads on, and takes the offer back"
+    assert await a.claim(FIRST), "it stays leader and withdraws the offer"
     assert not await b.succeed(offered, SECOND)
     assert await a.leader() == FIRST
 
@@ -192,4 +192,4 @@ async def test_process_recreates_its_znode_of_a_lost_session(tree: MemoryTree) -
     assert await a.leader_seen("another process") == (FIRST, False)
     assert await a.claim(FIRST)
     assert await a.leader_seen(FIRST.nonce) == (FIRST, False)
-    assert not await a.claim(LeaderRecord(A, 1, "another process")), "which is not its own"
+    assert not await a.claim(LeaderRecord(A, 1, "another process")), "which belongs to another"

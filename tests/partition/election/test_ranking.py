@@ -1,4 +1,4 @@
-"""Who stands first."""
+"""Which candidate runs first."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,7 +58,7 @@ def test_documents_round_trip_and_damage_is_refused() -> None:
     ],
 )
 def test_json_of_another_shape_is_refused(decode: Callable[[bytes], object], strange: bytes) -> None:
-    """Any other error would end the process of everybody who looks at the node."""
+    """Any other error would end the process of every server that reads the node."""
     with pytest.raises(UndecodableNode):
         decode(strange)
 

@@ -1,4 +1,4 @@
-"""One replica over a log and a metadata store in memory: what it starts ends, whenever that comes."""
+"""One replica over a log and a metadata store in memory: everything it starts ends, whenever the end comes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ P1, ME, OTHER = PartitionId("p1"), ServerId("me"), ServerId("other")
 
 
 class Log:
-    """An empty one, for whoever opens or reads it."""
+    """An empty log for any reader or leader."""
 
     recovered_end, epoch = BEGINNING, 1
 
     def __init__(self) -> None:
         self.unopened: Exception | None = None
-        """Why it cannot be opened; None: it can."""
+        """Why it cannot be opened; None if it can."""
         self.readers = 0
         self.reader_closes = asyncio.Event()
 
@@ -54,7 +54,7 @@ class Log:
         pass
 
     async def close(self) -> None:
-        """The first time it takes for ever."""
+        """Never return on the first call."""
         if not self.reader_closes.is_set():
             self.reader_closes.set()
             await asyncio.get_running_loop().create_future()
@@ -107,7 +107,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_candidate_tails_on_when_told_of_another_leader(world: World) -> None:
-    """It went on to lead, and never tailed again."""
+    """Regression: it became the leader later, and never tailed again."""
     world.replica.start()
     async with asyncio.timeout(PATIENCE_S):
         await world.log.reader_closes.wait()
@@ -136,7 +136,7 @@ async def test_lead_failure_is_reported_until_there_is_a_leader(world: World) ->
 
 # docs/protocol.md P26
 async def test_prepare_is_accepted_only_by_the_intended_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one of the same server has only just started: it is not known what it has."""
+    """Another process of the same server has only just started, and its state is unknown."""
     prepared: list[PartitionId] = []
 
     async def prepare(partition: PartitionId) -> None:
@@ -181,7 +181,7 @@ async def test_stopped_replica_watches_nothing(world: World) -> None:
 # docs/protocol.md P35
 @pytest.mark.parametrize("said", [(True, False), (False, True)])
 async def test_last_finding_within_a_turn_bars_or_frees(world: World, said: tuple[bool, bool]) -> None:
-    """A replica whose trial had ended stayed barred for good, or one in doubt went free."""
+    """Regression: a replica whose investigation had ended stayed barred, or one in doubt was freed."""
     world.replica._owner.is_barred = said[1]
     for each in said:
         world.replica.following.bar_soon(each)
@@ -190,7 +190,7 @@ async def test_last_finding_within_a_turn_bars_or_frees(world: World, said: tupl
 
 
 class Proving:
-    """A leader that notes what it is asked for."""
+    """A leader that records its requests."""
 
     serving = True
 
@@ -207,7 +207,7 @@ class Proving:
 
 # docs/protocol.md P23
 async def test_leader_proves_itself_when_znode_names_another(world: World) -> None:
-    """A read of a key of another partition went there, and proved nothing."""
+    """A read of a key of another partition would go there and prove nothing."""
     leader = world.replica.leader = Proving()  # type: ignore[assignment]
     world.replica._prove()
     await asyncio.sleep(0)
@@ -220,7 +220,7 @@ async def test_leader_proves_itself_when_znode_names_another(world: World) -> No
 
 
 async def test_stopping_replica_ends_an_idle_leader(world: World) -> None:
-    """Its timers went off after the engine was closed."""
+    """Regression: its timers fired after the engine was closed."""
     world.log.reader_closes.set()
     world.replica.start()
     async with asyncio.timeout(PATIENCE_S):

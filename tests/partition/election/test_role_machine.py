@@ -91,7 +91,7 @@ def test_candidacy_ends_when_another_leads() -> None:
 
 
 def asked_for(owner: RoleMachine, incumbent: Incumbent, rank: int = 0) -> float:
-    """How long a replica that finds no leader at 0 asks an incumbent that always says the same; it claims then."""
+    """Return for how long a replica without a leader asks an incumbent that always answers alike, before it claims."""
     assert owner.handle(LeaderRead(None), 0) == [PublishAndRank()]
     now = 0.0
     while True:
@@ -122,7 +122,7 @@ def test_incumbent_that_stops_serving_loses_its_grace() -> None:
     owner = owner_after(LeaderRead(None))
     assert owner.handle(Ranked(0, SERVES), 1) == [WakeAt(1 + ASK_AGAIN_S)]
     assert owner.handle(Tick(), 1 + ASK_AGAIN_S) == [PublishAndRank()]
-    assert owner.handle(Tick(), 1 + ASK_AGAIN_S) == [], "what was asked is not answered yet"
+    assert owner.handle(Tick(), 1 + ASK_AGAIN_S) == [], "the request is not answered yet"
     assert owner.handle(Ranked(0, GONE), 2) == [WakeAt(2)]
     assert owner.handle(Tick(), 2) == [Claim()]
 
@@ -172,7 +172,7 @@ def test_leader_recreates_znode_before_its_lost_session_ends() -> None:
 # docs/protocol.md P23
 def test_anothers_znode_does_not_stop_an_unfenced_leader() -> None:
     owner = owner_after(*SERVING)
-    assert owner.handle(LeaderRead(OTHERS), 1) == [Prove()], "whether it is fenced, an append will tell"
+    assert owner.handle(LeaderRead(OTHERS), 1) == [Prove()], "an append will show whether it is fenced"
     assert owner.role is ReplicaRole.SERVING
 
 
@@ -185,7 +185,7 @@ def test_fenced_leader_follows_and_may_be_candidate_at_once() -> None:
 def test_yielding_leader_sends_clients_to_successor_and_follows_it() -> None:
     owner = owner_after(*SERVING)
     assert owner.handle(Yielded(OTHER), 5) == [FollowLeader(OTHER)]
-    assert owner.handle(LeaderRead(MINE), 5) == [], "its own znode stands until the successor replaces it"
+    assert owner.handle(LeaderRead(MINE), 5) == [], "its own znode stays until the successor replaces it"
     assert owner.handle(LeaderRead(OTHERS), 5) == []  # clients are sent there already
     assert (owner.role, owner.leader) == (ReplicaRole.FOLLOWING, OTHER)
     assert owner.handle(NotTaken(), 6) == []
@@ -378,7 +378,7 @@ def test_replica_without_leader_always_has_a_next_step(events: list[Event]) -> N
         seen += owner.handle(Ranked(0, GONE), now)
         claims = owner.handle(Tick(), now + 10)
         seen += claims
-        if Succeed(OTHERS, 3) in claims:  # of a znode that is gone by now
+        if Succeed(OTHERS, 3) in claims:  # of a znode that no longer exists
             owner.handle(NotClaimed(), now + 10)
     assert Claim() in seen
 
@@ -395,7 +395,7 @@ def test_barred_replica_neither_leads_nor_runs(events: tuple[Event, ...]) -> Non
         commands = owner.handle(event, 6)
         owner.check()
         assert not {Claim, OpenAsLeader, PublishAndRank} & {type(command) for command in commands}
-    assert owner.handle(Claimed(), 6) == [GiveBack()], "a claim that was under way"
+    assert owner.handle(Claimed(), 6) == [GiveBack()], "a claim in progress"
     assert owner.handle(Barred(False), 7) == [ReadLeaderZnode()]
     assert PublishAndRank() in owner.handle(LeaderRead(None), 1_000)
 

@@ -1,4 +1,4 @@
-"""A replica takes another's whole state."""
+"""A replica installs another's whole state."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ def published(seq: int) -> Published:
 
 
 class StillClock(Unjudged):
-    """A clock that stands where it is put."""
+    """A clock that stands still unless the test sets it."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -47,7 +47,7 @@ def test_furthest_replica_is_asked_first_and_leader_last() -> None:
 
 # docs/protocol.md V4
 def test_stopped_replica_is_asked_last() -> None:
-    """The log may not reach back to its state: with the leader's, which is asked behind others, it does."""
+    """The log may not reach back to its state. With the leader's state, which is asked for after others, it does."""
     known = {A: published(9), B: replace(published(20), is_stopped=True)}
     assert best_sources(C, A, known, (A, B, C)) == [A, B]
 
@@ -111,7 +111,7 @@ async def test_installed_state_equals_exporters_state(source: ReplicaState) -> N
     came = target.installed_bytes
     assert came > sum(len(key) + len(row) for key, row in source.engine.iterate(*ALL_DATA))
     await install(OneReplica(Exports(source, StillClock())), P1, A, target)
-    assert target.installed_bytes == came, "what came of an attempt before does not count"
+    assert target.installed_bytes == came, "bytes of an earlier attempt do not count"
 
 
 async def test_export_shows_no_later_writes(writer: Writer, source: ReplicaState) -> None:
@@ -128,7 +128,7 @@ async def test_export_shows_no_later_writes(writer: Writer, source: ReplicaState
 
 
 async def test_exports_end_when_their_state_is_replaced(source: ReplicaState, tmp_path: Path) -> None:
-    """They hold the engine's files, which go with it."""
+    """Exports hold the engine's files, which are removed with the state."""
     replaced = state_over(RocksEngine(str(tmp_path)))
     replaced.apply(Writer(seed=2).put(old="gone"))
     exports = Exports(replaced, StillClock())
@@ -142,7 +142,7 @@ async def test_exports_end_when_their_state_is_replaced(source: ReplicaState, tm
 
 # docs/protocol.md P5
 async def test_export_ends_when_its_state_is_in_doubt(source: ReplicaState) -> None:
-    """Else a damaged copy and what was made of it would be two of three, and the good one outvoted."""
+    """Otherwise a damaged copy and the copy made from it would be two of three, and the good one outvoted."""
     exports = Exports(source, StillClock())
     number = orjson.loads(exports.begin())["export"]
     assert exports.next(number)
@@ -162,7 +162,7 @@ async def test_interrupted_install_leaves_an_empty_state(source: ReplicaState) -
 
 
 async def test_export_is_closed_with_its_last_chunk(source: ReplicaState) -> None:
-    """It holds the engine's space, and whoever installs asks for nothing behind it."""
+    """It holds the engine's space, and the installing replica requests nothing after the last chunk."""
     exports = Exports(source, StillClock())
     for served in (1, 2, 3):
         await install(OneReplica(exports), P1, A, empty())

@@ -1,4 +1,4 @@
-"""A replica's tail over a log that cannot be read on."""
+"""A replica's tail over a log that cannot be read further."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AT_ONE = Position(LedgerId(1), EntryId(0))
 
 
 class Torn:
-    """A log of which one ledger after another cannot be read."""
+    """A log whose ledgers cannot be read, one after the other."""
 
     def __init__(self, error: type[StoreError]) -> None:
         self.error = error
@@ -41,8 +41,8 @@ class Torn:
 
 
 async def installs(error: type[StoreError], position: Position | None, caplog: pytest.LogCaptureFixture) -> int:
-    """How often a replica at `position` installs another's state in its first 20 reads, which fail. Each ledger's error
-    is logged once."""
+    """Return how often a replica at `position` installs another's state during its first 20 reads, which fail. Each
+    ledger's error is logged once."""
     installed = 0
 
     async def install() -> None:
@@ -81,6 +81,7 @@ async def test_replica_keeps_its_state_when_a_ledger_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One that has no state installs another's, where a garbled ledger would keep it from joining for ever."""
+    """A replica without a state installs another's, so that an undecodable ledger does not keep it from joining
+    forever."""
     monkeypatch.setattr(tail, "DELETED_S", 0.0)
     assert (await installs(error, position, caplog) > 0) is is_installed

@@ -1,4 +1,4 @@
-"""How a replica asks the others what they have, and what it makes of what happens meanwhile (docs/protocol.md, P35)."""
+"""How a replica asks the others for checksums, and how it handles changes meanwhile (docs/protocol.md, P35)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIRST, LATER = Seq(10), Seq(20)
 
 
 class World:
-    """The trials of one of five replicas; `silent` do not answer, all others have `has`."""
+    """The investigations of one of five replicas. `silent` replicas do not answer; all others have `has`."""
 
     def __init__(self, root: Path) -> None:
         self.env = real_env(root)
@@ -46,7 +46,7 @@ class World:
         self.try_again()
 
     def try_again(self) -> None:
-        """As a new process does."""
+        """Start again, as a new process does."""
         self.trials = Investigations(self.env, P1, ME, self, self.state, lambda: (ME, *OTHERS), self._nothing)  # type: ignore[arg-type]
 
     async def _nothing(self) -> None:
@@ -74,20 +74,20 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_silent_replicas_delay_no_investigation(world: World) -> None:
-    """The leader is told that it is doubted by whoever doubts it, who may have asked the others first."""
+    """The leader is notified of the doubt by the replica in doubt, which may have asked the others first."""
     world.silent = set(OTHERS[:2])
     world.meet(FIRST, 7, 8)
     asking = asyncio.create_task(world.trials.run())
 
     async def are_all_asked() -> bool:
-        return world.asked[: len(OTHERS)] == OTHERS  # and again, if this test stands still
+        return world.asked[: len(OTHERS)] == OTHERS  # and again, if this test is paused
 
     await wait_until(are_all_asked, what="all are asked")
     asking.cancel()
 
 
 async def test_verdict_ignores_a_check_that_comes_meanwhile(world: World) -> None:
-    """It let one in doubt go free, until the log's next check."""
+    """Regression: a replica in doubt was freed until the log's next check."""
     world.meet(FIRST, 7, 8)
     once = [lambda: world.meet(LATER, 1, 2)]
     world.on_asked = lambda: once.pop()() if once else None
@@ -150,7 +150,7 @@ async def test_settled_difference_is_no_bar_after_restart(world: World) -> None:
 
 
 async def test_replica_outside_the_ring_has_no_vote(world: World) -> None:
-    """It was replaced, and has not heard of that: with the others down it would have barred one that is well."""
+    """It was replaced and does not know it. With the others down it would have barred a healthy replica."""
     body = orjson.dumps({"since": FIRST})
     world.trials.answer(ServerId("n9"), body)
     assert not world.trials.trial.since
@@ -159,14 +159,14 @@ async def test_replica_outside_the_ring_has_no_vote(world: World) -> None:
 
 
 async def test_bar_ends_when_the_state_is_replaced(world: World) -> None:
-    """The next check, which would tell, may be long in coming."""
+    """The next check, which would decide, may take long."""
     world.has = {}
     world.state.checks[FIRST] = 7
     world.state.keep_reported(ReportedDifference(FIRST, True))
     asking = asyncio.create_task(world.trials.run())
 
     async def is_tried() -> bool:
-        return world.trials.held > 0
+        return world.trials.rounds > 0
 
     await wait_until(is_tried, what="the trial is held")
     assert world.state.is_suspect

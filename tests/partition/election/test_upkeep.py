@@ -1,4 +1,4 @@
-"""What replicas do on the side, and when."""
+"""A replica's background work, and its timing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from kvstore.env import Env
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.retention import LogRetention
-from kvstore.partition.election.upkeep import LOOKS_SKIPPED_MAX, ReplicaUpkeep
+from kvstore.partition.election.upkeep import CHECKS_SKIPPED_MAX, ReplicaUpkeep
 from kvstore.types import PartitionId, Seq, ServerId
 
 ROUNDS = 3
 
 
 def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When a replica that was started at 0 syncs its state, if all of it took no time."""
+    """Return when a replica that was started at 0 syncs its state, if syncs took no time."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -38,7 +38,7 @@ def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
         with pytest.raises(asyncio.CancelledError):
-            asyncio.run(one._flush_now_and_then())
+            asyncio.run(one._flush_periodically())
     assert one.flushes == ROUNDS
     return [sum(slept[: number + 1]) for number in range(ROUNDS)]
 
@@ -46,7 +46,7 @@ def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.
 def test_replicas_started_together_flush_at_different_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All compacted at one moment, and no quorum was left that answered."""
+    """Regression: all compacted at the same moment, which left no quorum that answered."""
     found = [flushes_of(each, at, 10.0, monkeypatch) for each in ("p1", "p2", "p3") for at in ("n1", "n2", "n3")]
     for number in range(ROUNDS):
         moments = sorted(times[number] for times in found)
@@ -56,7 +56,7 @@ def test_replicas_started_together_flush_at_different_times(
 
 
 class Idle:
-    """What a leader's upkeep asks, while nothing is written. The clock and the looks are the test's."""
+    """The requests of a leader's upkeep while nothing is written. The test sets the clock and runs the checks."""
 
     def __init__(self) -> None:
         self.time, self.looks, self.trimmed = 0.0, 0, 0
@@ -75,7 +75,7 @@ class Idle:
         return LogRetention({})
 
     async def save(self, away: object) -> None:
-        """Nobody reads it."""
+        """Do nothing, because the test does not read it."""
 
     async def trim(self, floor: Seq, older_than_ms: int) -> int:
         return self.trimmed
@@ -97,14 +97,14 @@ class Idle:
         with monkeypatch.context() as patched:
             patched.setattr(asyncio, "sleep", sleep)
             with pytest.raises(asyncio.CancelledError):
-                await one._trim_now_and_then()
+                await one._trim_periodically()
         return self.looks
 
 
 async def test_idle_leader_rarely_checks_replicas_that_have_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert await Idle().looks_in(1 + 3 * (LOOKS_SKIPPED_MAX + 1), monkeypatch) == 1 + 3
+    assert await Idle().looks_in(1 + 3 * (CHECKS_SKIPPED_MAX + 1), monkeypatch) == 1 + 3
 
 
 @pytest.mark.parametrize("busy", ["behind", "trimming", "away"])

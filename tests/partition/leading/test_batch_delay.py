@@ -1,4 +1,4 @@
-"""How long a leader lets operations gather where processors are short."""
+"""How long a leader delays entries while processors are short."""
 
 import pytest
 
@@ -6,10 +6,10 @@ from kvstore.errors import NotLeader
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.batch_delay import (
     CUT_SHORT_MAX,
+    DELAY_MAX_S,
     ENOUGH_BYTES,
     ENOUGH_ITEMS,
-    REST_MAX_S,
-    RESTS,
+    ENTRY_INTERVAL,
     SMOOTHING,
     TICK_S,
     BatchDelay,
@@ -21,11 +21,11 @@ from kvstore.partition.state.marks import MarkRecord
 from tests.partition.one_partition import P1, Partition
 
 TOOK_S = 0.0015
-FULL_S = RESTS * TOOK_S
+FULL_S = ENTRY_INTERVAL * TOOK_S
 
 
 def used_to(took_s: float) -> BatchDelay:
-    """After many entries that took so long."""
+    """Return a delay after many entries of this duration."""
     rest = BatchDelay()
     for _ in range(500):
         rest.last_took = took_s
@@ -46,16 +46,16 @@ def test_delay_grows_as_processors_run_short(starved: float, part: float) -> Non
 def test_delay_is_full_while_the_partition_is_pinned() -> None:
     rest = used_to(0.0)
     rest.begin(10.0, 2, 1.0, is_pinned=True)
-    assert rest.left(10.0, 1, 100, 0) == REST_MAX_S
+    assert rest.left(10.0, 1, 100, 0) == DELAY_MAX_S
     rest.begin(20.0, 2, 0.0, is_pinned=True)
-    assert rest.left(20.0, 1, 100, 0) == 0, "with processors to spare nobody waits"
+    assert rest.left(20.0, 1, 100, 0) == 0, "with idle processors nothing waits"
 
 
 def test_delay_ends_in_time() -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0 + FULL_S - 2 * TICK_S, 1, 100, 0) == pytest.approx(2 * TICK_S)
-    assert rest.left(10.0 + FULL_S - TICK_S / 2, 1, 100, 0) == 0, "less than a timer's step is waited for in vain"
+    assert rest.left(10.0 + FULL_S - TICK_S / 2, 1, 100, 0) == 0, "less than a timer's step cannot be waited for"
     assert rest.left(10.0 + FULL_S, 1, 100, 0) == 0
 
 
@@ -69,8 +69,8 @@ def test_delay_is_zero_at_first_and_while_entries_are_quick() -> None:
 def test_delay_is_bounded_for_any_durations_and_clocks() -> None:
     rest = used_to(30.0)
     rest.begin(10.0, 2, 1.0)
-    assert rest.left(10.0, 1, 100, 0) == REST_MAX_S
-    assert rest.left(-1000.0, 1, 100, 0) == REST_MAX_S
+    assert rest.left(10.0, 1, 100, 0) == DELAY_MAX_S
+    assert rest.left(-1000.0, 1, 100, 0) == DELAY_MAX_S
 
 
 def test_large_entry_is_not_delayed() -> None:
@@ -84,7 +84,7 @@ def test_single_slow_entry_hardly_raises_the_delay() -> None:
     rest = used_to(0.0)
     rest.last_took = 0.03
     rest.begin(10.0, 2, 1.0)
-    assert rest.left(10.0, 1, 100, 0) == pytest.approx(RESTS * SMOOTHING * 0.03)
+    assert rest.left(10.0, 1, 100, 0) == pytest.approx(ENTRY_INTERVAL * SMOOTHING * 0.03)
 
 
 def test_single_caller_is_delayed_only_now_and_then() -> None:
@@ -102,9 +102,9 @@ def test_single_caller_is_delayed_only_now_and_then() -> None:
 def test_delay_ends_when_as_many_are_pending_as_at_the_last_full_delay() -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 3, 1.0)
-    assert rest.left(10.0 + FULL_S / 2, 8, 100, 0) > 0, "nobody knows how many there are"
+    assert rest.left(10.0 + FULL_S / 2, 8, 100, 0) > 0, "their number is unknown"
     rest.begin(10.0 + FULL_S, 8, 1.0)
-    assert rest.left(10.0 + FULL_S, 2, 100, 5) > 0, "one of the eight callers is on his way"
+    assert rest.left(10.0 + FULL_S, 2, 100, 5) > 0, "one of the eight callers is still on its way"
     assert rest.left(10.0 + FULL_S, 3, 100, 5) == rest.left(10.0 + FULL_S, 8, 100, 0) == 0
 
 
@@ -123,7 +123,7 @@ def test_next_full_delay_finds_more_callers() -> None:
     for here in (1, 1, 40):
         rest.begin(now, 1, 1.0)
         for _ in range(CUT_SHORT_MAX if now > 10.0 else 0):
-            assert rest.left(now, 1, 100, 0) == 0, "a caller alone"
+            assert rest.left(now, 1, 100, 0) == 0, "a single caller"
         assert rest.left(now, 1, 100, 0) > 0
         now += FULL_S
         rest.begin(now, here, 1.0)
@@ -153,13 +153,13 @@ def slow(p: Partition) -> None:
 
 def test_operations_gather_after_an_entry_and_leave_in_one(p: Partition) -> None:
     p.submit(put(b"a", b"1"))
-    assert [entry.keys for entry in p.under_way()] == [[b"a"]], "nothing has left lately: this one goes at once"
+    assert [entry.keys for entry in p.under_way()] == [[b"a"]], "no entry was sent recently, so this one leaves at once"
     p.submit(put(b"b", b"1"))
     p.wait(FULL_S / 2)
     tokens = p.submit(put(b"c", b"1"))
     assert [entry.keys for entry in p.under_way()] == [[b"a"]]
     p.acknowledge()
-    assert p.under_way() == [], "the rest goes on when the entry is acknowledged"
+    assert p.under_way() == [], "the delay continues when the entry is acknowledged"
     p.wait(FULL_S)
     assert [entry.keys for entry in p.under_way()] == [[b"b", b"c"]]
     p.acknowledge()
@@ -212,7 +212,7 @@ def test_consecutive_records_do_not_prolong_the_delay(p: Partition) -> None:
         while p.log.under_way:
             p.acknowledge()
         assert proof.done()
-    assert p.caller.results[max(p.caller.results)] == 102, "the write has left in time"
+    assert p.caller.results[max(p.caller.results)] == 102, "the write was sent in time"
 
 
 def test_delayed_write_renews_the_lease(p: Partition) -> None:
@@ -274,6 +274,6 @@ def test_leader_delays_longer_while_pinned(p: Partition) -> None:
     p.submit(put(b"b", b"1"))
     p.acknowledge()
     p.wait(FULL_S + TICK_S)
-    assert p.under_way() == [], "it would have left by now"
-    p.wait(REST_MAX_S - FULL_S)
+    assert p.under_way() == [], "it would have been sent by now"
+    p.wait(DELAY_MAX_S - FULL_S)
     assert [entry.keys for entry in p.under_way()] == [[b"b"]]

@@ -1,4 +1,5 @@
-"""What one turn of the event loop decides and reads is bounded, and so is what waits for entries under way."""
+"""One turn of the event loop evaluates and reads a bounded amount, and the operations that wait for entries in flight
+are bounded too."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def p() -> Partition:
 
 
 def stuck(**settings: Any) -> Partition:
-    """A partition with a key, and an entry under way that nobody acknowledges."""
+    """A partition with a key, and an entry in flight that is never acknowledged."""
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=500, **settings)).start()
     p.do(put(b"k", b"x" * (32 << 10)))
     p.submit(put(b"other", b"1"))
@@ -49,7 +50,7 @@ def fill(p: Partition, count: int, size: int) -> list[bytes]:
 
 
 def reads_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each read of several records from now on."""
+    """Record the bytes of each read of several records from now on."""
     sizes: list[int] = []
     multi_get = p.engine.multi_get
 
@@ -63,7 +64,7 @@ def reads_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def decisions_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many operations were decided on at a time, from now on."""
+    """Record how many operations are evaluated at a time, from now on."""
     counts: list[int] = []
     evaluate = p.leader._evaluator.evaluate
 
@@ -84,7 +85,9 @@ def test_values_of_effectless_writes_are_bounded_while_an_entry_is_stuck() -> No
     observed = p.leader._observed
     assert bound <= observed.bytes <= bound + 2 * ENTRY_READ_MAX
     assert len(p.leader._queue) == 1000 - observed.count > 0
-    assert {type(p.result(token)) for token in tokens} == {str, Overloaded}, "refused at the door beyond"
+    assert {type(p.result(token)) for token in tokens} == {str, Overloaded}, (
+        "operations beyond the bound are refused at once"
+    )
     p.acknowledge()
     while p.leader._queue or p.log.under_way:
         p.settle()
@@ -207,7 +210,7 @@ def test_reads_per_call_and_per_entry_are_bounded(p: Partition, monkeypatch: pyt
         p.do(*puts)
     else:
         p.do(*(batch(keys[at], tuple(puts[at : at + 16])) for at in range(0, 96, 16)))
-    assert max(sizes) <= 32 * (513 << 10), "the first, when nobody knows how large they are"
+    assert max(sizes) <= 32 * (513 << 10), "the first read, while record sizes are unknown"
     assert sorted(sizes)[-2] <= 2 * ENTRY_READ_MAX
     assert len(p.log.acknowledged) - before >= 4
     assert p.state.key_count == (0 if how == "delete_range" else len(keys))

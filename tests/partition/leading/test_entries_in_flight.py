@@ -1,4 +1,4 @@
-"""Entries on their way: how many there may be, and what is behind an acknowledgement."""
+"""Entries in flight: how many there may be, and what follows an acknowledgement."""
 
 from errno import EIO
 from typing import Any
@@ -20,7 +20,8 @@ def p() -> Partition:
 
 
 def test_records_beyond_the_limit_are_refused_without_effects(p: Partition) -> None:
-    """The log refused them behind the leader's back: it waited for them ever after, and answered nobody."""
+    """Regression: the log refused them without the leader's knowledge, so it waited for them forever and answered
+    nobody."""
     assert ALL_IN_FLIGHT_MAX < IN_FLIGHT_MAX
     count = ALL_IN_FLIGHT_MAX + 4
     records = [p.loop.create_task(p.leader.append_record(MarkRecord("pin", 0, takes=False))) for _ in range(count)]
@@ -53,7 +54,7 @@ def test_leader_keeps_slots_for_records() -> None:
 
 
 def test_batch_with_malformed_operation_is_sent_as_fast_as_the_log_takes(p: Partition) -> None:
-    """They are decided on one by one, an entry each: the log would refuse what its leader counts as sent."""
+    """They are evaluated one by one, an entry each: the log would refuse entries that the leader counts as sent."""
     many = ALL_IN_FLIGHT_MAX + 50
     malformed: Any = put(b"bad", "text")  # type: ignore[arg-type]
     tokens = p.submit(*(put(b"%d" % number, b"1") for number in range(many)), malformed)

@@ -176,7 +176,7 @@ def test_operations_see_earlier_ones_in_flight(p: Partition) -> None:
 
 
 def fill(p: Partition) -> tuple[list[int], list[int]]:
-    """Four entries under way, and operations queued behind them."""
+    """Put four entries in flight, and queue operations behind them."""
     flying = [p.submit(put(b"k%d" % number, b"v"))[0] for number in range(4)]
     return flying, p.submit(put(b"q", b"v"), delete(b"k0"))
 
@@ -362,7 +362,7 @@ def test_release_drains_then_stops_answering_then_logs(p: Partition) -> None:
     assert release.exception() is None
     assert p.log.sealed
     assert p.state.released
-    assert p.leader._read_lease.lease_until < p.now(), "the acknowledgement of the release renewed the lease"
+    assert p.leader._read_lease.lease_until < p.now(), "the acknowledged release renewed the lease"
     assert p.stopped == []
 
 
@@ -412,7 +412,7 @@ def test_leader_statistics_count() -> None:
 
 
 def test_release_cancelled_while_draining_keeps_the_leader_serving(p: Partition) -> None:
-    """It neither served nor had stopped, and what waited was never answered."""
+    """Regression: it neither served nor had stopped, and waiting operations were never answered."""
     p.submit(put(b"a", b"1"))
     release = p.loop.create_task(p.leader.release(0.25))
     p.settle()

@@ -1,4 +1,4 @@
-"""Tests that cannot fail prove nothing: each way to break a leader here is caught by the sentence beside it."""
+"""Tests that cannot fail prove nothing: each way to break a leader here is detected by the test beside it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -138,7 +138,7 @@ def follow_the_engine_alone(patch: Patch) -> None:
 
 
 def follow_in_flight_by_the_engines_creation(patch: Patch) -> None:
-    """`created` is the engine's, although an entry in flight has created, deleted or recreated the key."""
+    """Use the engine's `created` although an entry in flight has created, deleted or recreated the key."""
 
     def follow(created: list[int], keys: list[bytes], draft: Draft, overlay: Overlay) -> bool:
         touched = [overlay.find(key) for key in keys]

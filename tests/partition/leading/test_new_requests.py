@@ -1,4 +1,5 @@
-"""Puts with request ids that come together: decided on and remembered in columns, they are what they are one by one."""
+"""Puts with request ids that arrive together: evaluating and remembering them in columns must match single
+evaluation."""
 
 from collections.abc import Sequence
 from random import Random
@@ -21,11 +22,11 @@ WINDOW_MS, STEP_MS = 1_020, 68
 U64 = 1 << 64
 
 Step = list[list[Op]]
-"""Operations: those of one list come together, those of a step are under way together."""
+"""Operations: those of one list arrive together, those of a step are in flight together."""
 
 
 class Asking:
-    """A client that mostly does what ours do, and now and then what none should."""
+    """A client that mostly behaves like ours, and sometimes as none should."""
 
     def __init__(self, number: int, random: Random) -> None:
         self.id = bytes((number,)) * CLIENT_BYTES
@@ -70,7 +71,7 @@ class Asking:
         return random.choice(choices)
 
     def hear(self) -> None:
-        """Acknowledge some more, mostly of what came before what comes together now."""
+        """Acknowledge more results, mostly of requests before the present ones."""
         until = self._random.choice([self.begun] * 19 + [self.next])
         self.first_unacked = self._random.randint(self.first_unacked, max(until, self.first_unacked))
 
@@ -112,13 +113,13 @@ def asking_history(seed: int) -> list[Step]:
 
 
 def table_of(state: ReplicaState) -> dict[bytes, Any]:
-    """All that is remembered, as values."""
+    """Return everything remembered, as values."""
     names = ("count", "first_unacked", "results", "row", "seen_ms")
     return {each: {name: getattr(client, name) for name in names} for each, client in state.retries._clients.items()}
 
 
 def told(steps: list[Step], config: PartitionConfig) -> tuple[list[str], list[bytes], Any, int]:
-    """The answers, what was logged, what is remembered, and what that costs."""
+    """Return the answers, the log, the remembered results, and their cost."""
     partition = Partition(config).start()
     for step in steps:
         for ops in step:
@@ -142,8 +143,8 @@ def told(steps: list[Step], config: PartitionConfig) -> tuple[list[str], list[by
 
 
 def crowded_history(seed: int) -> list[Step]:
-    """More than are looked up at once, of which a few are repeated while the first ones are under way, in the same
-    entry or in another; acknowledgements in any order."""
+    """Yield more operations than are looked up at once. A few are repeated while the first ones are in flight, in the
+    same entry or in another, with acknowledgements in any order."""
     random = Random(seed)
     clients = [Asking(number, random) for number in (1, 2)]
 
@@ -193,7 +194,7 @@ def test_puts_with_request_ids_match_single_evaluation(seed: int, bounds: dict[s
 
 
 def compared(steps: list[Step], bounds: dict[str, int]) -> tuple[int, int, int]:
-    """How often puts were decided on in columns, remembered so, and decided on alone."""
+    """Count how often puts were evaluated in columns, remembered in columns, and evaluated alone."""
     config = PartitionConfig(expiry_sweep_s=0, retry_window_ms=WINDOW_MS, **bounds)
     together, are_plain, alone = evaluate.put_together, retry_table._are_plain, evaluate.Evaluator._asked_alone
     in_columns = at_once = lone = 0

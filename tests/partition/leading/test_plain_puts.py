@@ -1,4 +1,4 @@
-"""Batches of plain puts: decided on in columns, they are what they are one by one."""
+"""Batches of plain puts: evaluating them in columns must match single evaluation."""
 
 from collections.abc import Sequence
 from random import Random
@@ -17,7 +17,7 @@ KEYS = [b"key-%d" % number for number in range(40)]
 
 
 def history(seed: int) -> list[list[Op]]:
-    """Operations; those of one list are under way together."""
+    """Yield operations; those of one list are in flight together."""
     random = Random(seed)
     sequence = 0
 
@@ -37,7 +37,7 @@ def history(seed: int) -> list[list[Op]]:
 
 
 def told(steps: list[list[Op]]) -> tuple[list[str], list[bytes]]:
-    """The answers, and what was logged."""
+    """Return the answers and the log."""
     partition = Partition().start()
     for number, step in enumerate(steps):
         if number % 2:
@@ -69,7 +69,8 @@ def test_batch_of_plain_puts_matches_single_evaluation(seed: int, monkeypatch: p
 
 
 def lone_history(seed: int) -> list[list[Op]]:
-    """Mostly plain puts of few keys, many of them alone in their entry; those of a step are under way together."""
+    """Yield mostly plain puts of few keys, many of them alone in their entry; those of a step are in flight
+    together."""
     random, sequence = Random(seed), 0
 
     def one() -> Op:
@@ -116,7 +117,8 @@ def test_batch_with_a_refused_key_writes_nothing(key: bytes) -> None:
 
 
 def crowded_history(seed: int) -> list[list[list[Op]]]:
-    """Mostly plain puts: those of one list come together, those of the lists of a step are under way together."""
+    """Yield mostly plain puts: those of one list arrive together, those of the lists of a step are in flight
+    together."""
     random, sequence = Random(seed), 0
 
     def one(keys: list[bytes]) -> Op:
@@ -145,7 +147,7 @@ def crowded_history(seed: int) -> list[list[list[Op]]]:
 
 
 def told_together(steps: list[list[list[Op]]]) -> tuple[list[str], list[bytes]]:
-    """The answers, and what was logged."""
+    """Return the answers and the log."""
     partition = Partition().start()
     for step in steps:
         for ops in step:

@@ -1,4 +1,4 @@
-"""A read never lies: what may be answered, when, and on which proof."""
+"""A read never lies: what may be answered, when, and with which proof."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -135,7 +135,7 @@ def test_reads_without_writes_renew_the_lease_in_time(p: Partition) -> None:
         assert value(p.result(token)) == b"1"
         renewals += len(p.sent_kinds())
         p.acknowledge(len(p.log.under_way))
-    assert 4 <= renewals <= 8, "2 s of reads under a lease of 0.5 s"
+    assert 4 <= renewals <= 8, "2 s of reads with a lease of 0.5 s"
 
 
 def test_lease_is_not_renewed_without_reads(p: Partition) -> None:
@@ -250,7 +250,7 @@ def test_stale_reads_need_no_lease(p: Partition) -> None:
 
 
 def test_session_reads_of_a_leader_need_a_lease(p: Partition) -> None:
-    """One that was deposed may stand before a range went away and came back."""
+    """A deposed leader may stand before a range went away and came back."""
     p.wait(1)
     (token,) = p.submit(get(b"a", SESSION, 1))
     assert p.result(token) == "waits"
@@ -318,7 +318,7 @@ def test_small_values_are_read_in_one_turn(p: Partition) -> None:
 
 
 def scans_begun(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many had begun, turn by turn of the event loop."""
+    """Record how many scans had begun, turn by turn of the event loop."""
     begun: list[int] = [0]
     steps = queries.steps
 
@@ -356,7 +356,7 @@ def test_waiting_scans_are_refused_when_the_leader_stops(p: Partition, monkeypat
 
 # docs/protocol.md P37
 def test_multi_turn_reads_end_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has an iterator of an engine that may be closed next."""
+    """Each read has an iterator of an engine that may be closed next."""
     monkeypatch.setattr(range_reads, "ROWS_PER_STEP", 1)
     p.do(put(b"b", b"2"))
     iterate, given_back = p.state.engine.iterate, []
@@ -374,7 +374,7 @@ def test_multi_turn_reads_end_when_the_leader_stops(p: Partition, monkeypatch: p
     p.settle()
     ((reads, generator),) = steps
     next(generator)
-    assert ORDER not in given_back, "it goes on"
+    assert ORDER not in given_back, "it continues"
     p.leader.stop(NotLeader("p1"))
     assert ORDER in given_back
     go_on(reads, generator)

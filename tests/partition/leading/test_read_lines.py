@@ -1,4 +1,4 @@
-"""While values are large, who asks for very many of them keeps only himself waiting, and reads of one caller keep their
+"""While values are large, a client that requests many of them delays only itself, and reads of one caller keep their
 order."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def p() -> Partition:
 
 
 def lines_of(*counts: int) -> tuple[ReadLines, list[Read]]:
-    """One line for each count, filled one after the other."""
+    """Make one line for each count, filled one after the other."""
     lines, reads = ReadLines(), []
     for count in counts:
         caller = Caller()
@@ -116,7 +116,7 @@ class Leaving(Caller):
 
 
 def test_reads_of_absent_callers_are_dropped(p: Partition) -> None:
-    """Clients that asked for very much and are gone keep the leader from nothing."""
+    """Clients that requested very much and are gone do not delay the leader."""
     p.do(put(b"fat", bytes(FAT)), put(b"small", b"v"))
     gone = [Leaving() for _ in range(4)]
     p.caller.results.clear()
@@ -135,10 +135,10 @@ def test_reads_of_absent_callers_are_dropped(p: Partition) -> None:
     p.settle()
     while p.leader.reads:
         p.settle()
-    assert all(len(each.results) >= GREEDY for each in gone), "each is completed all the same"
+    assert all(len(each.results) >= GREEDY for each in gone), "each is completed nevertheless"
     read = sum(1 for each in gone for result in each.results.values() if isinstance(result, Record))
     assert read <= 2 * AT_ONCE
-    assert isinstance(gone[0].results[GREEDY], int), "a write that was submitted goes on"
+    assert isinstance(gone[0].results[GREEDY], int), "a submitted write continues"
     assert p.do(get(b"small")).value == b"w"
 
 
@@ -184,7 +184,7 @@ def test_client_with_many_large_reads_delays_only_itself(p: Partition) -> None:
     while p.leader.reads:
         p.settle()
     assert other.results[0].value == b"v"
-    assert first[0] <= 2 * AT_ONCE + TURN_BYTES // FAT, "of the large values few came before it"
+    assert first[0] <= 2 * AT_ONCE + TURN_BYTES // FAT, "few large values came before it"
     assert sorted(p.caller.results) == list(range(p.tokens, p.tokens + GREEDY))
 
 
@@ -203,13 +203,14 @@ def test_reads_in_lines_are_refused_when_the_lead_ends(p: Partition) -> None:
 
 # docs/protocol.md P19
 def test_reads_waiting_for_proofs_keep_their_order() -> None:
-    """What has its proof and no place in a turn is read before what has come later, and needs no other proof."""
+    """A read whose proof has come but that found no place in a turn is answered before later reads, and needs no other
+    proof."""
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=0)).start()
     p.do(put(b"fat", bytes(FAT)), put(b"k", b"old"))
     *_, first = p.submit(*[get(b"fat")] * (AT_ONCE + 1), get(b"k"))
     (second,) = p.submit(get(b"k"))
     p.submit(put(b"k", b"new"))
-    assert len(p.log.under_way) == 3, "a proof for each, and the write"
+    assert len(p.log.under_way) == 3, "one proof for each, and the write"
     seen: list[Any] = []
     p.caller.on_complete = lambda token, result: seen.append((token, result))
     while p.log.under_way:
@@ -256,7 +257,7 @@ def test_read_that_waited_for_a_delete_comes_first(p: Partition) -> None:
 # docs/protocol.md P18, P19
 @pytest.mark.parametrize("seed", range(24))
 def test_reads_of_a_line_never_return_older_values(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases that run out, proofs that come late, large values, keys that expire, and writes in between."""
+    """With leases that run out, proofs that come late, large values, expiring keys, and writes in between."""
     for name, value in (("TURN_BYTES", 1_000), ("AT_ONCE", 4), ("AT_ONCE_LARGE", 2)):
         monkeypatch.setattr(leader_reads, name, value)
     random = Random(seed)
@@ -295,7 +296,7 @@ def test_reads_of_a_line_never_return_older_values(seed: int, monkeypatch: pytes
         if isinstance(found, Unavailable):
             continue
         version = found.version if found is not None else None
-        if version is not None:  # an absent one has expired, and has no version
+        if version is not None:  # an absent record has expired, and has no version
             assert version >= max(seen.get((caller, key, level), 0), at_least)
             seen[caller, key, level] = version
     assert len(seen) == 18

@@ -1,4 +1,4 @@
-"""Reads that do not wait for their turn: as fresh as the others, and only where a look is enough."""
+"""Reads that do not wait for their turn: as fresh as the others, and only if a lookup is enough."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_read_now_ignores_unacknowledged_values(p: Partition) -> None:
 
 def test_read_now_needs_a_fresh_lease(p: Partition) -> None:
     p.wait(LEASE_MS / 1000 * 0.6)
-    assert p.read_now(b"k") is NOT_NOW, "the read that is submitted instead renews it"
+    assert p.read_now(b"k") is NOT_NOW, "the submitted read renews it instead"
     p.wait(LEASE_MS / 1000)
     assert p.read_now(b"k") is NOT_NOW
 
@@ -79,7 +79,7 @@ def test_read_now_reads_all_or_none(p: Partition) -> None:
 
 
 def test_read_now_of_many_does_not_overtake_an_arrived_read(p: Partition) -> None:
-    """It may see no more than what is there now, and they would see no less."""
+    """It may see only the present state, and they would see no older one."""
     p.leader.submit((get(b"k"),), p.caller, (90,))
     assert p.read_all_now(b"absent", b"k") is NOT_NOW
     p.settle()
@@ -114,10 +114,10 @@ def test_read_now_refuses_keys_of_other_partitions() -> None:
     freeze = p.loop.create_task(p.leader.append_record(Freeze(1, PartitionId("p2"), moving)))
     p.settle()
     p.acknowledge()
-    assert p.read_now(moved) is None, "what is frozen can be read"
+    assert p.read_now(moved) is None, "a frozen range can be read"
     p.loop.create_task(p.leader.append_record(Release(1, Position(LedgerId(1), freeze.result().entry), 1)))
     p.settle()
-    assert p.read_now(moved) is NOT_NOW, "from the moment in which the release is sent"
+    assert p.read_now(moved) is NOT_NOW, "from the send of the release on"
     assert p.read_now(kept) is None
     assert p.read_all_now(kept, moved) is NOT_NOW
     assert freeze.result() == Position(LedgerId(1), EntryId(1))

@@ -39,7 +39,7 @@ def p() -> Partition:
 
 
 def takeover(p: Partition) -> None:
-    """Another leader, whose state knows only what the engine and the log hold."""
+    """Return another leader, whose state contains only what the engine and the log hold."""
     p.leader.stop(NotLeader("p1"))
     p.state.load()
     p.open()
@@ -137,7 +137,7 @@ def test_late_duplicate_of_an_acknowledged_request_is_refused(p: Partition) -> N
 
 
 def test_late_duplicate_is_refused_while_acknowledgement_is_in_flight(p: Partition) -> None:
-    """Request 1 was refused, and its client told so; request 2 says so."""
+    """Request 1 was refused, and its client knows; request 2 acknowledges it."""
     p.submit(put(b"a", b"3", request=request(2, first_unacked=2)))
     (late,) = p.submit(put(b"a", b"2", request=request(1)))
     p.acknowledge()
@@ -166,7 +166,7 @@ REUSES = [
 @pytest.mark.parametrize("first", REUSES)
 @pytest.mark.parametrize("second", REUSES)
 def test_reused_request_id_never_gets_an_answer_of_another_kind(p: Partition, first: Any, second: Any) -> None:
-    """Whoever puts answers into words by the operation that was asked would fall over them."""
+    """Code that formats answers by the requested operation would fail on them."""
     given = p.do(first)
     answer = p.do(second)
     assert isinstance(answer, InvalidRequest) or (answer == given and result_message(second, answer) is not None)

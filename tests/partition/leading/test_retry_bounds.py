@@ -1,5 +1,5 @@
-"""The table of remembered requests keeps its bounds whatever a client sends, and still applies nothing twice
-(docs/protocol.md, P16, P33)."""
+"""The retry table keeps its bounds whatever a client sends, and still applies nothing twice (docs/protocol.md, P16,
+P33)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ U64 = (1 << 64) - 1
 
 
 def remembered(state: ReplicaState) -> dict[bytes, int]:
-    """Client -> results that are kept of it."""
+    """Return the number of remembered results by client."""
     counts: dict[bytes, int] = {}
     for client, known in state.retries._clients.items():
         for first in known.results.values():
@@ -42,7 +42,7 @@ def check(p: Partition) -> None:
 
 
 def test_client_that_raises_its_acknowledgement_stays_within_bounds() -> None:
-    """Each request acknowledges one sequence more, none of which it has ever sent."""
+    """Each request acknowledges one more sequence, none of which was ever sent."""
     p = Partition(CONFIG).start()
     for number in range(300):
         p.do(put(b"k%d" % number, b"v", request=RequestId(X, (1 << 40) + number, number + 1, TIME_MS)))
@@ -67,7 +67,7 @@ def test_results_in_flight_count_towards_the_bound() -> None:
 
 
 def test_range_deletes_that_end_together_keep_the_bound() -> None:
-    """They were let in while nothing of theirs was remembered."""
+    """Regression: they were admitted while none of their results were remembered."""
     p = Partition(CONFIG).start()
     p.do(*(put(b"k%05d" % n, b"v") for n in range(1_100)))
     p.submit(*(delete_range(b"k", b"k%d" % n, request=RequestId(X, n + 1, 1, TIME_MS)) for n in range(100)))
@@ -81,7 +81,7 @@ def test_acknowledging_client_continues_at_its_bound() -> None:
     for number in range(1, 100):
         first_unacked = max(1, number - RESULTS_MAX + 1)
         result = p.do(increment(b"n", 1, request=RequestId(X, number, first_unacked, TIME_MS)))
-        assert result == (number, number), "an honest client was refused"
+        assert result == (number, number), "a correct client was refused"
     check(p)
 
 
@@ -89,7 +89,7 @@ def test_client_with_a_future_time_is_refused() -> None:
     p = Partition(CONFIG).start()
     result = p.do(put(b"k", b"v", request=RequestId(X, 1, 1, TIME_MS + (1 << 50))))
     assert isinstance(result, InvalidRequest)
-    for number in range(200):  # and so they never fill the table for good
+    for number in range(200):  # so they never fill the table for good
         p.do(put(b"k", b"v", request=RequestId(b"%016d" % number, 1, 1, p.wall_ms() + WINDOW_MS)))
     p.wait(2 * WINDOW_MS / 1000 + 1)
     for _ in range(5):
@@ -98,7 +98,7 @@ def test_client_with_a_future_time_is_refused() -> None:
 
 
 def test_bounds_hold_for_any_log_and_dropped_requests_are_refused() -> None:
-    """An import brings results of other partitions, which its leader cannot refuse; so may an older leader's entry."""
+    """An import brings results of other partitions, which the leader cannot refuse; so may an older leader's entry."""
     table = RetryTable(window_ms=WINDOW_MS, bytes_max=BYTES_MAX, results_max=RESULTS_MAX)
     count = 100
     requests = Requests(
@@ -112,7 +112,8 @@ def test_bounds_hold_for_any_log_and_dropped_requests_are_refused() -> None:
         table.find(RequestId(X, 1, 1, TIME_MS), key_hash(b"0"), TIME_MS)
     assert table.find(RequestId(X, count, 1, TIME_MS), key_hash(b"%d" % (count - 1)), TIME_MS) == b"r" * 2_000
     refused = 0
-    for sequence in range(1, count + 1):  # none is taken for new, and applied again: the last one that was dropped too
+    # none is taken for new and applied again, including the last one that was dropped
+    for sequence in range(1, count + 1):
         try:
             assert table.find(RequestId(X, sequence, 1, TIME_MS), key_hash(b"%d" % (sequence - 1)), TIME_MS) is not None
         except RequestExpired:

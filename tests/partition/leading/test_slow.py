@@ -1,4 +1,4 @@
-"""What of a leader's operations is slow, and where their time went; what it logs of an operation names no key."""
+"""Which operations of a leader are slow, and where their time went; log lines about operations contain no keys."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def test_malformed_operation_is_logged_without_key_and_value(
         (token,) = p.submit(put(KEY, b"who-they-are"))
     assert isinstance(p.result(token), InvalidRequest)
     assert f"operation=3 key={hash_of(KEY)} cannot be evaluated" in caplog.text
-    assert "in broken" in caplog.text, "where it happened"
+    assert "in broken" in caplog.text, "the traceback shows where it happened"
     assert "4711" not in caplog.text
     assert "who-they-are" not in caplog.text

@@ -1,4 +1,4 @@
-"""What a leader counts of its namespaces is what its state has, to the byte, and what is above a quota is refused."""
+"""A leader's counts of its namespaces equal its state, to the byte, and writes above a quota are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PREFIXES = {"a": b"a/", "b": b"b"}
 
 
 def table(**limits: int) -> NamespaceTable:
-    """Two namespaces, the first with these limits."""
+    """Make a table of two namespaces, the first with these limits."""
     return NamespaceTable(
         namespaces=(Namespace(name="a", prefix=b"a/", **limits), Namespace(name="b", prefix=b"b", ttl_ms=5_000))
     )
@@ -55,7 +55,7 @@ def count(p: Partition) -> None:
 
 
 def in_engine(p: Partition) -> dict[str, Amount]:
-    """The slow way."""
+    """Count slowly, from the engine."""
     found: dict[str, Amount] = {}
     for row_key, row in p.engine.iterate(*ALL_DATA):
         key = key_of_data(row_key)
@@ -96,7 +96,7 @@ def test_write_above_the_byte_quota_is_refused_and_a_smaller_one_is_not() -> Non
     assert p.do(put(b"a/1", b"x" * 10)) == 2
     assert p.do(append(b"a/1", b"xyz")) == (13, 3)
     assert p.do(put(b"a/2", b"5")) == 4
-    assert isinstance(p.do(increment(b"a/2", 5)), QuotaExceeded), "10 has a digit more"
+    assert isinstance(p.do(increment(b"a/2", 5)), QuotaExceeded), "10 has one more digit"
     assert p.do(increment(b"a/2", 1)) == (6, 5)
 
 
@@ -203,7 +203,7 @@ def test_write_without_ttl_gets_that_of_its_namespace() -> None:
     p.do(put(b"b1", b"z", flags=Flag.KEEP_TTL), append(b"b1", b"z"))
     assert expiry_of(p, b"b1") - TIME_MS == 60_000
     p.do(expire(b"b1", 0))
-    assert expiry_of(p, b"b1") == 0, "who asks for no expiry gets none"
+    assert expiry_of(p, b"b1") == 0, "a write that asks for no expiry gets none"
     p.do(append(b"b1", b"z"))
     assert expiry_of(p, b"b1") == 0
     p.do(put(b"b5", b"z", flags=Flag.KEEP_TTL))
@@ -224,7 +224,7 @@ def test_new_leader_uses_the_known_count_until_it_has_counted() -> None:
     p.start()
     assert not p.leader.usage.is_counted
     assert isinstance(p.do(put(b"a/4", b"x")), QuotaExceeded)
-    book.reported.clear()  # a server that has never heard of the former leader
+    book.reported.clear()  # a server that does not know the former leader
     p.leader.stop(ConditionFailed(0))
     book.keep_only([])
     p.open()
@@ -255,7 +255,7 @@ def test_ended_lead_reads_and_keeps_nothing() -> None:
     assert not usage.is_counted
     p.leader.stop(ConditionFailed(0))
     former.close()
-    assert usage.count_some(), "its engine is closed, and there is nothing to count any more"
+    assert usage.count_some(), "its engine is closed, so nothing is left to count"
     assert book.led == {}
 
 
@@ -299,7 +299,7 @@ def operation(random: Random, number: int) -> Op:
 # docs/protocol.md N1
 @pytest.mark.parametrize("seed", range(40))
 def test_count_equals_the_state_despite_concurrent_writes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting begins anew now and then, goes on in steps of some keys between entries, and entries stay in flight."""
+    """Counting restarts sometimes, continues in steps of some keys between entries, and entries stay in flight."""
     monkeypatch.setattr(usage, "KEYS_PER_STEP", 3)
     monkeypatch.setattr(usage, "KEYS_PER_READ", 2)
     random = Random(seed)

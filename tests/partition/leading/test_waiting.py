@@ -1,4 +1,4 @@
-"""What waits at a leader and is another partition's goes there before anything that comes later."""
+"""Operations that wait at a leader and belong to another partition go there before later ones."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ GONE, KEPT = b"gone", b"kept"
 
 
 def serving_ranges() -> ServingRanges:
-    """Owns all but GONE."""
+    """Own everything except GONE."""
     found = ServingRanges(ReplicaState(PartitionId("p1"), MemoryEngine(), CONFIG))
     found.readable = EVERYTHING.without(TokenSpan(token_of(GONE), token_of(GONE)))
     return found
 
 
-def expel(queued: list[Op], frozen: list[Op]) -> tuple[list[int], list[int]]:
-    """Which leave, and which stay, by their numbers: first the frozen ones."""
+def redirect_moved(queued: list[Op], frozen: list[Op]) -> tuple[list[int], list[int]]:
+    """Return which operations leave and which stay, by number, the frozen ones first."""
     waiting = waiting_of(queued, frozen)
-    gone = [item[2] for item, _ in waiting.expel(serving_ranges(), 1.0)]
+    gone = [item[2] for item, _ in waiting.redirect_moved(serving_ranges(), 1.0)]
     assert len(waiting.frozen) == 0
     return gone, [item[2] for _, item in waiting.queue.take_all(1.0)]
 
 
 def waiting_of(queued: list[Op], frozen: list[Op]) -> WaitingWrites:
-    """Since time 0, numbered: first the frozen ones."""
+    """Make operations that have waited since time 0, numbered, the frozen ones first."""
     waiting = WaitingWrites(CONFIG)
     assert waiting.put_aside([(0.0, (op, None, number)) for number, op in enumerate(frozen)]) == []
     for number, op in enumerate(queued, len(frozen)):
@@ -45,16 +45,19 @@ def waiting_of(queued: list[Op], frozen: list[Op]) -> WaitingWrites:
 def test_keys_not_owned_leave_in_order_and_the_others_stay_in_order() -> None:
     queued = [commands.put(KEPT, b"1"), commands.put(GONE, b"2"), commands.delete(KEPT), commands.delete(GONE)]
     frozen = [commands.put(GONE, b"0"), commands.put(KEPT, b"0")]
-    assert expel(queued, frozen) == ([0, 3, 5], [1, 2, 4])
+    assert redirect_moved(queued, frozen) == ([0, 3, 5], [1, 2, 4])
 
 
 def test_batch_leaves_when_one_of_its_keys_is_not_owned() -> None:
     batch = commands.batch(KEPT, (commands.put(KEPT, b"1"), commands.put(GONE, b"1")))
-    assert expel([batch, commands.batch(KEPT, (commands.put(KEPT, b"1"),))], []) == ([0], [1])
+    assert redirect_moved([batch, commands.batch(KEPT, (commands.put(KEPT, b"1"),))], []) == ([0], [1])
 
 
 def test_keyless_and_malformed_operations_stay() -> None:
-    assert expel([commands.delete_range(b"a", b"z"), (3, 7), (8, b"k", b"no operations")], []) == ([], [0, 1, 2])
+    assert redirect_moved([commands.delete_range(b"a", b"z"), (3, 7), (8, b"k", b"no operations")], []) == (
+        [],
+        [0, 1, 2],
+    )
 
 
 def test_unfrozen_operations_are_evaluated_before_queued_ones() -> None:
@@ -80,13 +83,13 @@ def test_refrozen_operation_keeps_its_arrival_time() -> None:
         taken = waiting.queue.take(5.0)
         assert waiting.put_aside(taken.arrived(taken.items[:2], 5.0)) == []
         waiting.queue.put_back(taken.arrived(taken.items[2:], 5.0))
-        assert waiting.expel(serving_ranges(), 6.0) == []
+        assert waiting.redirect_moved(serving_ranges(), 6.0) == []
     assert [item[2] for item in waiting.take_older(0.1)] == [0, 1, 2]
     assert [item[2] for item in waiting.take_older(4.1)] == [3]
 
 
 def test_newer_operation_in_front_does_not_protect_older_ones() -> None:
-    """The deletes of keys past their expiry come first, and each is new."""
+    """The deletes of expired keys come first, and each is new."""
     waiting = waiting_of([commands.put(KEPT, b"0")], [])
     waiting.queue.put_back([(9.0, (commands.put(KEPT, b"1"), None, 1))])
     waiting.queue.offer((commands.put(KEPT, b"2"), None, 2))
@@ -95,7 +98,7 @@ def test_newer_operation_in_front_does_not_protect_older_ones() -> None:
 
 
 def test_continuation_starts_its_own_wait() -> None:
-    """The rest of a delete of a range has not waited: a part of it is done."""
+    """The rest of a range delete has not waited: a part of it is done."""
     waiting = waiting_of([commands.delete_range(b"a", b"z"), commands.put(KEPT, b"1")], [])
     taken = waiting.queue.take(4.0)
     waiting.queue.put_back(taken.arrived([(commands.delete_range(b"k", b"z"), None, 0), taken.items[1]], 4.0))

@@ -1,4 +1,4 @@
-"""How far a move is, as its target's state tells it."""
+"""The progress of a move, computed from its target's state."""
 
 from __future__ import annotations
 

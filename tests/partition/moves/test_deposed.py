@@ -1,4 +1,5 @@
-"""A leader that was deposed and has not heard of it changes no ring by what its state lacks, or still has."""
+"""A leader that was deposed and has not noticed must not change the ring because of what its state lacks, or still
+has."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ REST = (TokenSpan(0, 99), TokenSpan(200, (1 << 32) - 1))
 
 
 def ring_with_move() -> Ring:
-    """p1 owns everything, and SPAN is on its way to p2."""
+    """Return a ring in which p1 owns everything and SPAN is moving to p2."""
     ring = new_ring([P1], {ServerId("n1"): ""}, 1)
     ring = replace(ring, partitions={**ring.partitions, P2: Member(P2, (ServerId("n1"),))})
     ring = plan.shift_range(ring, SPAN.first, SPAN.last, P2)
@@ -35,7 +36,7 @@ def ring_with_move() -> Ring:
 
 
 class Carried:
-    """The move as `partition`'s leader carries it, with what that one's state owns."""
+    """The move as the leader of `partition` carries it, with the ownership of its state."""
 
     def __init__(self, partition: PartitionId, owned: tuple[TokenSpan, ...], ring: Ring) -> None:
         self.partition = part = Partition(partition=partition)
@@ -71,7 +72,7 @@ class Carried:
         return self.ring
 
     def step(self, *, is_deposed: bool) -> MoveState | None:
-        """Take one step, whose record is acknowledged or not; where the ring has the move then."""
+        """Take one step, whose record is acknowledged or not, and return the move's state in the ring."""
         task: asyncio.Task[bool] = self.partition.loop.create_task(self.driver.advance())
         self.partition.settle()
         if is_deposed:
@@ -106,5 +107,5 @@ def test_deposed_leader_does_not_change_the_ring(
     partition: PartitionId, owned: tuple[TokenSpan, ...], ring: Ring, after: MoveState | None
 ) -> None:
     deposed = Carried(partition, owned, ring)
-    assert deposed.step(is_deposed=True) is ring.moves[MoveId(1)].state, "the ring is as it was"
+    assert deposed.step(is_deposed=True) is ring.moves[MoveId(1)].state, "the ring is unchanged"
     assert Carried(partition, owned, ring).step(is_deposed=False) is after

@@ -1,4 +1,4 @@
-"""What a target asks its source for pages."""
+"""A target's requests to its source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.errors import NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages, source
 from kvstore.partition.moves.catch_up import STEADY_READS, SourceFollower
-from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
+from kvstore.partition.moves.import_driver import ImportDriver, MoveProgress
 from kvstore.partition.moves.import_steps import ImportStep
 from kvstore.partition.state import move_records
 from kvstore.partition.state.commands import Flag, RequestId, delete, put
@@ -38,7 +38,7 @@ PIN = Position(LedgerId(1), EntryId(5))
 
 
 class Copying(ImportDriver):
-    """One whose source gives these pages."""
+    """A driver whose source gives these pages."""
 
     def __init__(self, *given: pages.RangePage) -> None:
         self.given, self.asked = list(given), list[tuple[Position, bytes]]()
@@ -97,7 +97,7 @@ def test_new_leader_keeps_rows_and_restarts_request_ids(left_at: bytes, again_at
 
 
 def test_acknowledgement_is_only_in_the_clients_latest_row() -> None:
-    """So a page of an older state behind one of a newer state could lack both the result and that it is forgotten."""
+    """So a page of an older state after one of a newer state could lack both the result and the acknowledgement."""
     part = Partition(PartitionConfig(expiry_sweep_s=0)).start()
     client = b"c" * 16
     part.do(put(b"k", b"1", request=RequestId(client, 5, 5, TIME_MS)))
@@ -131,14 +131,14 @@ def test_page_of_request_ids_bounds_large_results(is_in_range: bool, monkeypatch
     while cursor:
         read.clear()
         given = pages.page_of(part.state, span, cursor)
-        assert sum(read) < pages.RETRY_BYTES_MAX + 2 * max(read), "the last one, and the one where it goes on"
+        assert sum(read) < pages.RETRY_BYTES_MAX + 2 * max(read), "the last step, and the step that succeeds"
         requests, cursor = pages.requests_in(given), given.cursor
         found += len(requests.sequences) if requests is not None else 0
     assert found == 8 * is_in_range
 
 
 class Stepping(Copying):
-    """One whose steps go well, or fail."""
+    """A driver whose steps succeed or fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Stepping(Copying):
             raise Unavailable(self.error)
 
     def step_after(self, passed_s: float, error: str = "") -> None:
-        """As the mover takes it."""
+        """Take a step as the mover does."""
         self.now, self.error = self.now + passed_s, error
         try:
             assert not asyncio.run(self.advance())
@@ -164,21 +164,21 @@ class Stepping(Copying):
 def test_move_reports_failure_until_a_step_succeeds() -> None:
     move = Stepping()
     move.step_after(5)
-    assert move.stand(0.0) == MoveStand(0.0)
+    assert move.progress(0.0) == MoveProgress(0.0)
     move.step_after(1, "no leader")
     move.step_after(8, "no answer")
-    assert move.stand(0.5) == MoveStand(0.5, "no answer", 9.0), "and how long it takes still cannot be told"
+    assert move.progress(0.5) == MoveProgress(0.5, "no answer", 9.0), "and the remaining time is still unknown"
     move.step_after(1)
-    assert move.stand(0.0) == MoveStand(0.0)
+    assert move.progress(0.0) == MoveProgress(0.0)
 
 
 def test_eta_counts_from_when_the_leader_took_up_the_move() -> None:
     move = Stepping()
     move._began_with = 0.25
     move.step_after(10)
-    assert move.stand(0.5).eta_s == 20.0
+    assert move.progress(0.5).eta_s == 20.0
     move._m.rings.ring.pace = Pace(paused=True)  # type: ignore[misc]
-    assert move.stand(0.5).eta_s is None
+    assert move.progress(0.5).eta_s is None
 
 
 # docs/protocol.md V4
@@ -213,7 +213,7 @@ def test_page_of_version_one_has_golden_bytes() -> None:
 
 
 class Asking(Copying):
-    """One whose source has three replicas: the first is a machine that is off, the last leads."""
+    """A driver whose source has three replicas: the first is on a machine that is off, the last leads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class Asking(Copying):
         return b""
 
     def ask(self, method: str) -> list[str]:
-        """Whom it asks for this, one after the other."""
+        """Return the servers that were asked, in order."""
         self.called = []
         asyncio.run(ImportDriver._call(self, MOVE, method))
         return self.called
@@ -241,14 +241,14 @@ class Asking(Copying):
 def test_silent_replica_delays_one_page_a_minute() -> None:
     asking = Asking()
     assert asking.ask(source.PIN) == ["off", "follows", "leads"]
-    assert [asking.ask(source.PAGE) for _ in range(3)] == [["follows"]] * 3, "and the leader is spared"
+    assert [asking.ask(source.PAGE) for _ in range(3)] == [["follows"]] * 3, "and the leader is asked last"
     assert asking.ask(source.FREEZE) == ["leads"]
     asking.now += 61.0
     assert [asking.ask(source.PAGE) for _ in range(2)] == [["off", "follows"], ["follows"]]
 
 
 def test_refusing_replica_is_asked_first_again() -> None:
-    """It may only lag a moment behind; the leader would give all pages."""
+    """It may only lag a moment behind; otherwise the leader would give all pages."""
     asking = Asking()
     asking.ask(source.PIN)
     asking.now += 61.0
@@ -283,7 +283,7 @@ async def test_pin_is_released_when_a_replica_stops_during_a_read() -> None:
 
 
 class Busy:
-    """The log of a source that has more each time: reads of so many entries of so many bytes."""
+    """The log of a source that always has more: reads of this many entries of this many bytes."""
 
     def __init__(self, entries: int, size: int) -> None:
         self.payload, self.entries, self.read_so_far = b"x" * size, entries, 0
@@ -302,7 +302,7 @@ class Busy:
 
 
 class Followed(SourceFollower):
-    """One that follows a busy log in which nothing is about the range."""
+    """A driver that follows a busy log without changes to the range."""
 
     def __init__(self, busy: Busy) -> None:
         async def append_record(record: ImportRows, requests: Any) -> None:
@@ -325,7 +325,7 @@ async def test_busy_source_is_frozen_eventually(entries: int, size: int) -> None
     first = await following.is_close(STEADY_READS + 1)
     assert first == [False] * (STEADY_READS - 1) + [True, True]
     await following.read_up_to(following.read_to, following.found)
-    assert await following.is_close(STEADY_READS) == first[:-1], "a freeze that came too early is not asked for at once"
+    assert await following.is_close(STEADY_READS) == first[:-1], "an early freeze is not requested again at once"
 
 
 @pytest.mark.parametrize(("entries", "size"), [(64, 100), (14, 300_000)])

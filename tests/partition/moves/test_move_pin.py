@@ -1,4 +1,5 @@
-"""A move's pin goes although its replica stops while the metadata store is away: the session may last for months."""
+"""A move's pin is released although its replica stops while the metadata store is unavailable: the session may last for
+months."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.waiting import wait_until
 
 
 class Away:
-    """Pins in a metadata store that answers, or not."""
+    """Pins in a metadata store that answers, or does not."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

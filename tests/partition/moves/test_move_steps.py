@@ -1,4 +1,4 @@
-"""Steps of a move are short, however large its records are and however many."""
+"""Steps of a move are short, whatever the size and number of its records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AT = Position(LedgerId(1), EntryId(1))
 
 
 class Reading(MemoryEngine):
-    """Counts what is read by iterators."""
+    """Counts what iterators read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_counting_large_records_reads_little_per_step() -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(2000, 10), (30, 1 << 18)], ids=("many", "large"))
 def test_drop_removes_little_and_reads_no_removed_rows(count: int, size: int) -> None:
-    """An engine goes over what was deleted each time that it reads there."""
+    """An engine steps over deleted rows each time that it reads there."""
     state, engine = filled(count, size)
     frozen = FrozenRange(7, P2, ALL, AT)
     state.ownership = Ownership(EVERYTHING, True, (), (frozen,), ()).after(Release(7, AT, count), AT, 1, 1)

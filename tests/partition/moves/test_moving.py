@@ -1,4 +1,4 @@
-"""A leader whose ranges are frozen, released and imported: what it answers, what it lets wait, what it sends on."""
+"""A leader whose ranges are frozen, released and imported: what it answers, holds and redirects."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PIN = Position(LedgerId(9), EntryId(4))
 
 
 def founded(*spans: TokenSpan, **how: Any) -> Partition:
-    """A leader of a partition that owns these ranges."""
+    """Return a leader of a partition that owns these ranges."""
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000), **how)
     started = p.loop.create_task(p.leader.start(Founded(spans)))
     p.settle()
@@ -76,7 +76,7 @@ def p() -> Partition:
 
 
 def send(p: Partition, record: MoveRecord) -> Any:
-    """Append a record, which stays under way."""
+    """Append a record and leave it in flight."""
     task = p.loop.create_task(p.leader.append_record(record))
     p.settle()
     return task
@@ -103,7 +103,7 @@ def test_first_record_of_a_log_names_the_owned_tokens() -> None:
     assert p.state.ownership.is_founded
     assert p.state.ownership.owned.spans == (STAYING,)
     again = ReplicaState(p.state.partition, p.engine, p.config)
-    assert again.ownership == p.state.ownership, "it is durable with the state"
+    assert again.ownership == p.state.ownership, "it is durable together with the state"
 
 
 # docs/protocol.md M1
@@ -136,7 +136,7 @@ def test_moved_operation_is_redirected() -> None:
 def test_freeze_stops_writes_from_its_send_and_reads_continue(p: Partition) -> None:
     freezing = send(p, Freeze(1, P2, MOVING))
     write, other = p.submit(put(M1, b"3"), put(S1, b"4"))
-    assert [entry.keys for entry in p.under_way()] == [[], [S1]], "the freeze, and the write that it does not touch"
+    assert [entry.keys for entry in p.under_way()] == [[], [S1]], "the freeze, and a write outside its range"
     p.acknowledge(2)
     assert freezing.done()
     assert (p.result(write), p.result(other)) == ("waits", p.state.seq)
@@ -175,7 +175,7 @@ def test_expired_key_in_a_frozen_range_is_absent_and_not_deleted(p: Partition) -
     log(p, Freeze(1, P2, MOVING))
     p.wall_offset_ms = 2000
     (read,) = p.submit(get(M1))
-    assert [entry.kinds for entry in p.under_way()] == [b"\x04"], "an entry without effect tells the time"
+    assert [entry.kinds for entry in p.under_way()] == [b"\x04"], "an entry without effect advances the time"
     p.acknowledge()
     assert p.result(read) is None
     assert p.state.key_count == 2
@@ -254,14 +254,14 @@ def test_imported_rows_appear_with_their_versions_once_owned(p: Partition) -> No
     owned(target, p)
     assert target.do(get(M1)) == record
     assert target.state.key_count == 2
-    assert target.state.seq == p.state.seq, "versions go on behind the source's"
+    assert target.state.seq == p.state.seq, "versions continue after the source's"
     assert target.state.record_time_ms >= p.state.record_time_ms
     assert target.do(put(M1, b"next")) == p.state.seq + 1
 
 
 # docs/protocol.md N1
 def test_range_that_left_and_returned_is_recounted(p: Partition) -> None:
-    """It makes the tokens that were counted, with the records that others have written."""
+    """The tokens are those that were counted, but the records are others."""
     usage, book = p.leader.usage, Book()
     book.take(NamespaceTable(namespaces=(Namespace(name="moving", prefix=b"m"),)))
     usage.join(book)
@@ -282,12 +282,12 @@ def test_range_that_left_and_returned_is_recounted(p: Partition) -> None:
 
 
 def test_record_time_continues_behind_the_sources(p: Partition) -> None:
-    """By a date that is behind, the target would show again what had expired (docs/protocol.md, M9)."""
+    """With a late clock, the target would show expired keys again (docs/protocol.md, M9)."""
     p.do(put(M1, b"short", 1_000, Flag.RELATIVE_TTL))
     p.wait(2.0)
     p.do(put(S1, b"later"))
     assert p.do(get(M1)) is None
-    assert rows.data_key(M1) in dict(p.engine.iterate(*ALL_DATA)), "its delete is not logged"
+    assert rows.data_key(M1) in dict(p.engine.iterate(*ALL_DATA)), "its delete is not logged yet"
     target = founded(STAYING)
     target.wall_offset_ms = -60_000
     imported(target, p)
@@ -301,7 +301,7 @@ def test_results_move_with_the_keys_of_a_request_or_batch(p: Partition) -> None:
     one = p.do(put(M1, b"a", request=request(1)))
     two = p.do(batch(S1, (put(S1, b"b"), put(M1, b"b")), request=request(2)))
     p.do(put(S1, b"c", request=request(3)))
-    target = founded(MOVING)  # owns it already: what is asked is the table
+    target = founded(MOVING)  # owns the range already; the test is about the table
     target.do(put(M2, b"x"))
     page = pages.page_of(p.state, MOVING, b"r")
     requests = pages.requests_in(page)
@@ -349,13 +349,13 @@ def test_moved_client_is_remembered_over_restart_by_its_request_time(p: Partitio
 
 
 def test_range_delete_at_one_partition_is_not_taken_for_another() -> None:
-    """A client that has one numbering for all partitions asks each of them under the same id. What one has answered
-    comes to another with the range of the first key."""
+    """A client with one numbering for all partitions sends each of them the same id. The answer of one partition moves
+    to another with the range of the first key."""
     source, target = founded(MOVING, partition=P2), founded(STAYING)
     source.do(put(M1, b"1"))
     target.do(put(S1, b"2"))
     assert source.do(delete_range(b"", b"", request=request(1))) == 1
-    assert source.do(delete_range(b"", b"", request=request(1))) == 1, "again, and recognised"
+    assert source.do(delete_range(b"", b"", request=request(1))) == 1, "sent again, and recognised"
     source.do(put(M1, b"3"))
     imported(target, source)
     owned(target, source)
@@ -455,13 +455,13 @@ def test_scans_and_counts_cover_the_assigned_tokens() -> None:
     assert p.do(bound(scan(b"", b"", 0), half)).items == []
     assert p.do(bound(count(), Tokens([STAYING]))) == 1
     p.submit(put(S1, b"under way"))
-    assert p.do(bound(delete_range(b"", b""), half)) == 0, "nor what is under way in the other half"
+    assert p.do(bound(delete_range(b"", b""), half)) == 0, "nor operations in flight in the other half"
     assert p.do(bound(count(), Tokens([STAYING]))) == 1
     assert isinstance(p.do((99, b"")), InvalidRequest)
 
 
 def test_operations_behind_a_waiting_batch_wait(p: Partition) -> None:
-    """On any of its keys: else the batch would undo what was written after it."""
+    """On any of its keys: otherwise the batch would undo later writes."""
     freeze = log(p, Freeze(1, P2, MOVING))
     first, second, other = p.submit(
         batch(M1, (put(M1, b"first"), put(S1, b"first"))), put(S1, b"second"), put(S2, b"other")
@@ -477,5 +477,5 @@ def test_operations_behind_a_waiting_batch_wait(p: Partition) -> None:
     p.acknowledge(len(p.log.under_way))
     assert p.do(get(S1)).value == b"third"
     assert p.do(get(S2)).value == b"last"
-    assert not p.leader.serving_ranges.held
+    assert not p.leader.serving_ranges.blocked_keys
     assert isinstance(p.do(put(S1, b"after")), int)

@@ -1,5 +1,5 @@
-"""Who answers while a range changes hands: its source until it sends RELEASE, nobody until its target has logged OWN,
-then that. No clock is asked (docs/protocol.md M7, M9)."""
+"""Reads of a range that changes its owner: its source answers until it sends RELEASE, then nobody until its target has
+logged OWN, then the target. No clock is used (docs/protocol.md M7, M9)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answer_of(work: range_reads.Steps) -> object:
 @pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.STRICT])
 def test_released_range_is_not_read_from_the_send(p: Partition, level: Level) -> None:
     named = freeze(p)
-    assert p.do(get(M1)).value == b"1", "what is frozen is read"
+    assert p.do(get(M1)).value == b"1", "a frozen range is read"
     releasing = send(p, Release(1, named, 2))
     (read,) = p.submit(get(M1, level))
     assert not releasing.done()
@@ -76,7 +76,7 @@ def test_released_range_is_not_read_with_or_without_leases() -> None:
 
 # docs/protocol.md M1
 def test_count_excludes_keys_dropped_before_it_ends(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes through the keys as they were when it began."""
+    """The count goes through the keys as they were when it began."""
     monkeypatch.setattr(range_reads, "ROWS_PER_STEP", 1)
     release(p)
     owned = p.state.ownership.owned
@@ -109,7 +109,7 @@ def test_release_of_unknown_outcome_ends_leader_and_reads(p: Partition) -> None:
     p.log.fail(UNKNOWN)
     p.settle()
     assert releasing.exception() is not None
-    assert isinstance(p.do(get(M1)), NotLeader), "of unknown outcome: this leader is none any more"
+    assert isinstance(p.do(get(M1)), NotLeader), "unknown outcome: this leader has ended"
 
 
 # ── the target ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,4 +123,4 @@ def test_target_answers_as_soon_as_it_owns_the_range(p: Partition) -> None:
     owned(target, p)
     assert target.do(get(M1)).value == b"1"
     assert target.do(put(M1, b"3")) > p.state.seq
-    assert target.leader.serving_ranges.may_freeze(2, MOVING), "it may be given on at once"
+    assert target.leader.serving_ranges.may_freeze(2, MOVING), "it may be passed on at once"

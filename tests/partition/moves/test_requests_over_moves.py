@@ -1,6 +1,6 @@
-"""Random requests while their keys move, at the level of two states: whatever was applied at the source is recognised
-or refused at the target, and never applied again, through changes of the target's leader, restarts and lost answers
-(docs/protocol.md M3, M4, P12 to P15)."""
+"""Random requests while their keys move, at the level of two states: a request that was applied at the source is
+recognised or refused at the target, and never applied again, despite changes of the target's leader, restarts and lost
+answers (docs/protocol.md M3, M4, P12 to P15)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def begin(p: Partition, founded: Founded | None) -> None:
 
 
 class Story:
-    """A source at which clients work, and a target that copies."""
+    """A source with active clients, and a target that copies."""
 
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
@@ -98,7 +98,7 @@ class Story:
         return c.put(key, b"%d" % random.randrange(99))
 
     def work(self, count: int) -> None:
-        """Let clients do so much at the source."""
+        """Let clients send this many requests to the source."""
         random, source = self.random, self.source
         for _ in range(count):
             if random.random() < 0.1:
@@ -154,7 +154,7 @@ class Story:
         return digest
 
     def follow(self) -> None:
-        """Log what the source's log says, some entries at a time."""
+        """Log the changes of the source's log, some entries at a time."""
         acknowledged = self.source.log.acknowledged
         while self.followed < len(acknowledged):
             changes = pages.RangeChanges(MOVING)
@@ -179,7 +179,7 @@ class Story:
         begin(target, None)
 
     def ask_again(self) -> None:
-        """Send all requests once more, in any order, to the target, if they are about keys that it owns."""
+        """Send all requests again, in any order, to the target, if it owns their keys."""
         target = self.target
         for op, first in self.random.sample(self.done, len(self.done)):
             keys = [each[1] for each in op[2]] if op[0] == Code.BATCH else [op[1]]

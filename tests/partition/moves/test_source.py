@@ -1,4 +1,4 @@
-"""What the source of a move logs about its freezes: each ends once, whoever ends it."""
+"""The records that the source of a move logs about its freezes: each freeze ends once, whatever ends it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Moving:
         part.settle()
 
     def freeze(self, asked: MoveRequest) -> Position:
-        """Asked again until it has counted."""
+        """Freeze, retrying until the range is counted."""
         while True:
             task = self.ask(source.FREEZE, asked)
             self.finish()
@@ -90,7 +90,7 @@ class Moving:
             assert isinstance(task.exception(), StoreError)
 
     def freeze_once(self, asked: MoveRequest) -> None:
-        """Ask once, and wait for the answer."""
+        """Request a freeze once, and wait for the answer."""
         task = self.ask(source.FREEZE, asked)
         self.finish()
         task.result()
@@ -110,7 +110,7 @@ def test_lapsing_freeze_ends_once_when_its_release_arrives() -> None:
     part = moving.partition
     part.do(put(b"a", b"1"))
     answers: list[asyncio.Task[bytes]] = []
-    # In the turn in which the time is up the request is read from its connection.
+    # In the turn in which the time is up, the request is read from its connection.
     part.loop.call_later(FREEZE_S, lambda: answers.append(moving.release(MoveRequest(1, P2, SPAN), freeze)))
     freeze = moving.freeze(MoveRequest(1, P2, SPAN))
     part.wait(FREEZE_S)
@@ -120,7 +120,7 @@ def test_lapsing_freeze_ends_once_when_its_release_arrives() -> None:
 
 
 def test_each_freeze_lasts_twice_as_long_as_the_one_before() -> None:
-    """Users wait little where all is well, and where it is slow moves end all the same."""
+    """Users wait little normally, and moves end even if everything is slow."""
     moving = Moving().start()
     part = moving.partition
     for lasts_s in (FREEZE_S, 2 * FREEZE_S, 4 * FREEZE_S, 8 * FREEZE_S, 8 * FREEZE_S):
@@ -156,7 +156,7 @@ def test_new_leader_unfreezes_once() -> None:
 
 
 def test_former_leaders_freezes_end_when_it_leads_again() -> None:
-    """It has counted the range, but not what stands in the log since."""
+    """The leader has counted the range, but not the changes in the log since."""
     moving = Moving().start()
     part = moving.partition
     moving.freeze(MoveRequest(1, P2, SPAN))
@@ -183,7 +183,8 @@ def test_freeze_lapses_when_a_leader_fails_to_release_the_lead() -> None:
 
 
 def test_pin_comes_from_a_proved_leader() -> None:
-    """A follower may stand before the range went away and came back: it owns it there, and lacks what others wrote."""
+    """A follower may stand before the range went away and came back: it owns the range there, and lacks the writes of
+    others."""
     moving = Moving().start()
     part = moving.partition
     asked = moving.ask(source.PIN, MoveRequest(1, P2, SPAN))
@@ -204,15 +205,15 @@ def test_pin_comes_from_a_proved_leader() -> None:
 
 @pytest.mark.parametrize("method", [source.RELEASE, source.CANCEL])
 def test_only_a_proved_leader_keeps_the_range(method: str) -> None:
-    """A leader that was deposed does not know what its successor has released: the target would drop its copy, and the
-    range would be nobody's."""
+    """A deposed leader does not know what its successor has released: the target would drop its copy, and nobody would
+    own the range."""
     moving = Moving().start()
     part = moving.partition
     answers = []
     for is_deposed in (False, True):
         answers.append(moving.ask(method, MoveRequest(1, P2, SPAN, position=Position(LedgerId(1), EntryId(7)))))
         part.settle()
-        assert not answers[-1].done(), "it waits for its proof"
+        assert not answers[-1].done(), "it waits for a proof"
         if is_deposed:
             part.log.fail(UNKNOWN)
         moving.finish()
@@ -223,7 +224,7 @@ def test_only_a_proved_leader_keeps_the_range(method: str) -> None:
 
 @pytest.mark.parametrize("second", [Freeze(2, P2, TokenSpan(5, 9)), Unfreeze(1), Release(1, NOWHERE, 0), Drop(1, b"")])
 def test_record_that_contradicts_records_in_flight_is_not_sent(second: MoveRecord) -> None:
-    """No replica could apply it, nor anything behind it: the partition would be lost."""
+    """No replica could apply it, or anything behind it: the partition would be lost."""
     moving = Moving().start()
     part = moving.partition
     freeze = moving.freeze(MoveRequest(1, P2, SPAN))
@@ -233,7 +234,7 @@ def test_record_that_contradicts_records_in_flight_is_not_sent(second: MoveRecor
     refused = part.loop.create_task(part.leader.append_record(second))
     part.settle()
     if isinstance(second, Freeze):
-        assert refused.done() is False, "the range is free when that is applied"
+        assert refused.done() is False, "the range is free once the record is applied"
     else:
         assert isinstance(refused.exception(), Unavailable)
     moving.finish()
@@ -242,7 +243,7 @@ def test_record_that_contradicts_records_in_flight_is_not_sent(second: MoveRecor
 
 
 def test_writes_waiting_for_a_frozen_range_are_refused_in_time() -> None:
-    """Rows that come in from elsewhere change nothing for it: it is not decided on again for each of them."""
+    """Rows that arrive from elsewhere change nothing for it, so it is not evaluated again for each of them."""
     part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
     started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
     part.settle()
@@ -263,7 +264,7 @@ def test_writes_waiting_for_a_frozen_range_are_refused_in_time() -> None:
 
 
 def test_unfrozen_writes_that_cannot_be_sent_are_refused_in_time() -> None:
-    """It keeps the time of its arrival (docs/protocol.md, P10)."""
+    """It keeps its arrival time (docs/protocol.md, P10)."""
     part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
     started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
     part.settle()
@@ -318,7 +319,7 @@ def test_wrong_count_is_corrected_and_the_range_moves(moving: Moving) -> None:
     kept.count += 1
     records, hash_of_rows = counted(moving)
     first = ask_release(moving, records=records, hash_of_rows=hash_of_rows)
-    assert (first.released, first.differs) == (None, False), "it takes writes again, and counts once more"
+    assert (first.released, first.differs) == (None, False), "it takes writes again, and recounts"
     assert moving.partition.state.ownership.frozen == ()
     moving.partition.do(put(b"0", b"2"), put(b"1", b"2"))
     records, hash_of_rows = counted(moving)
@@ -332,12 +333,12 @@ def test_wrong_copy_is_repeated_and_then_needs_an_operator(moving: Moving) -> No
         assert counts.copies_wrong == copies
         records, hash_of_rows = counted(moving)
         first, again = (ask_release(moving, records=records, hash_of_rows=hash_of_rows + 1) for _ in range(2))
-        assert (first.differs, again.differs) == (False, True), "only what was counted twice calls a copy wrong"
+        assert (first.differs, again.differs) == (False, True), "only a recount proves that a copy is wrong"
     assert (counts.corrected, counts.copies_wrong, counts.stuck) == (0, COPIES_MAX, [1])
     refused = moving.ask(source.FREEZE, MoveRequest(1, P2, SPAN))
     moving.finish()
     assert "ring cancel 1" in str(refused.exception())
-    assert moving.partition.state.ownership.frozen == (), "whatever becomes of the move, the range serves"
+    assert moving.partition.state.ownership.frozen == (), "the range serves, whatever becomes of the move"
     cancelled = moving.ask(source.CANCEL, MoveRequest(1, P2, SPAN))
     moving.finish()
     assert verdict(cancelled).released is None
@@ -345,7 +346,7 @@ def test_wrong_copy_is_repeated_and_then_needs_an_operator(moving: Moving) -> No
 
 
 def test_count_stopped_before_its_first_step_compares_nothing(moving: Moving) -> None:
-    """The move may be cancelled in the turn in which its copy is found to differ."""
+    """The move may be cancelled in the turn in which its copy proves to differ."""
     counts = moving.source.counts
     moving.freeze(MoveRequest(1, P2, SPAN))
 
@@ -374,7 +375,7 @@ def test_freeze_lapses_when_its_answer_times_out_on_a_stuck_entry() -> None:
     assert [type(each.exception()) for each in asked] == [OutcomeUnknown] * 3
     again = moving.ask(source.FREEZE, MoveRequest(1, P2, SPAN))
     part.settle()
-    assert isinstance(again.exception(), Unavailable), "it is under way"
+    assert isinstance(again.exception(), Unavailable), "it is in flight"
     moving.finish()
     assert part.state.ownership.frozen_by(1) is not None
     part.wait(FREEZE_S + 0.1)
@@ -413,7 +414,12 @@ async def test_running_count_holds_no_files_of_a_stopped_replica(tmp_path: Path)
         pass
 
     replica = SimpleNamespace(stop=stopped)
-    rest: dict[str, Any] = {"_peers": MagicMock(), "_exports": MagicMock(), "_nursery": nursery, "let_go": engine.close}
+    rest: dict[str, Any] = {
+        "_peers": MagicMock(),
+        "_exports": MagicMock(),
+        "_nursery": nursery,
+        "close_state": engine.close,
+    }
     stopping: Any = SimpleNamespace(id=P2, mover=None, _replica=replica, _source=counting, state=state, **rest)
     await Stopping.stop(stopping, hand_over=False)
     RocksEngine(path).close()

@@ -1,4 +1,4 @@
-"""Entries applied together, in one batch of the engine, amount to the same as one by one (docs/protocol.md, P3)."""
+"""Entries applied together, in one batch of the engine, have the same result as one by one (docs/protocol.md, P3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENTRIES = 120
 
 
 class Counting(MemoryEngine):
-    """Counts the batches that it is given, and refuses them while it has no room."""
+    """Counts the batches that it receives, and refuses them while it has no space."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Counting(MemoryEngine):
 
 
 def standing(state: ReplicaState) -> tuple[Any, ...]:
-    """All that a state is."""
+    """Return everything that a state is."""
     return (
         *(state.position, state.seq, state.epoch, state.record_time_ms, state.key_count, state.crc, state.released),
         *(state.fingerprint(), state.retries.rows(), state.checks, state.doubt, list(state._crcs)),
@@ -49,7 +49,7 @@ def standing(state: ReplicaState) -> tuple[Any, ...]:
 
 
 def history(seed: int) -> tuple[Writer, list[LogEntry]]:
-    """Entries of all kinds, among them lone puts, and checks of a state that is not damaged."""
+    """Make entries of all kinds, including lone puts, and checks of an undamaged state."""
     writer, random, reference = Writer(seed), Random(seed), state_over(MemoryEngine())
     log: list[LogEntry] = []
     for number in range(ENTRIES):
@@ -181,7 +181,7 @@ Patch = pytest.MonkeyPatch
 
 
 def leave_one_out(patch: Patch) -> None:
-    """The effects of one entry of several are lost, and its sequence counts."""
+    """Lose the effects of one of several entries, and count its sequence."""
     change, calls = module.change, iter(range(1 << 30))
 
     def forgetful(batch: EngineBatch, entry: Entry, data_keys: list[bytes], crc: int) -> tuple[int, int]:

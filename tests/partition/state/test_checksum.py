@@ -1,4 +1,4 @@
-"""The checksum is over values in a form of its own (docs/protocol.md, P36)."""
+"""The checksum covers values in a form of its own (docs/protocol.md, P36)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.partition.effects import Writer, state_over
 
 
 def form(version: int, written_ms: int, created: int, expires_ms: int, value: bytes) -> bytes:
-    """As docs/reference/formats.md says it, by nothing that the store uses."""
+    """Encode the form by docs/reference/formats.md, without the store's code."""
     flags = (1 if created != version else 0) | (2 if expires_ms else 0)
     head = pack(">BQQ", flags, version, written_ms)
     head += pack(">Q", created) if created != version else b""
@@ -47,7 +47,7 @@ def test_checksum_covers_the_values_in_the_log(seed: int) -> None:
 
 
 def test_checksum_of_an_entry_has_golden_bytes() -> None:
-    assert ENCODING == 1, "another form takes another number, and golden bytes of its own"
+    assert ENCODING == 1, "another form needs another number and golden bytes of its own"
     writer, state = Writer(0), state_over(MemoryEngine())
     state.apply(writer.put(a="1", b="22"))
     assert state.crc == folded(0, decode(writer.log[0].payload))

@@ -1,5 +1,6 @@
-"""Entries with bits turned over, or cut: they are refused, or applied, and nothing else is raised. Their digest keeps
-them away from here (docs/protocol.md L16); what it misses must not end a replica in an unknown state."""
+"""Entries with flipped bits, or truncated: they are refused or applied, and raise nothing else. Normally their digest
+protects the state from them (docs/protocol.md L16); an error that it misses must not leave a replica in an unknown
+state."""
 
 from __future__ import annotations
 

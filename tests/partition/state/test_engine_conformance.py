@@ -1,4 +1,4 @@
-"""What every engine does. A driver earns its place by one line here."""
+"""The conformance suite of engines. Adding a driver takes one line here."""
 
 import asyncio
 import errno
@@ -82,7 +82,8 @@ def test_range_includes_its_begin_and_not_its_end(engine: Engine) -> None:
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_iterator_keeps_its_bound_alive(engine: Engine, backwards: bool) -> None:
-    """RocksDB has a pointer to it: an iterator whose bound was freed ends early, as if there were no more rows."""
+    """RocksDB has a pointer to the bound: an iterator whose bound was freed ends early, as if there were no more
+    rows."""
     write(engine, *((b"order/%05d" % number, b"") for number in range(2000)))
     for length in range(2, 40):
         iterate = engine.iterate_back if backwards else engine.iterate
@@ -99,7 +100,7 @@ def test_backward_range_excludes_its_end(engine: Engine) -> None:
         assert list(engine.iterate_back(begin, end)) == forward[::-1], (begin, end)
     rows = engine.iterate_back(b"", b"\xff")
     write(engine, (b"bb", b"new"), (b"a", b"new"))
-    assert [value for _, value in rows] == [key * 2 for key in reversed(keys)], "as they were when it was made"
+    assert [value for _, value in rows] == [key * 2 for key in reversed(keys)], "as they were when the view was made"
 
 
 def test_keys_sort_as_unsigned_bytes(engine: Engine) -> None:
@@ -214,7 +215,7 @@ async def test_engine_never_blocks_a_writer_that_pauses_when_asked(tmp_path: Pat
             await flushed(engine)
         write(engine, *((b"%d-%d" % (number, each), b"v" * 1000) for each in range(20)))
         assert engine._db.property_int_value("rocksdb.is-write-stopped") == 0
-    assert pauses > 0, "the test has not reached the bound"
+    assert pauses > 0, "the test did not reach the bound"
     engine.close()
 
 
@@ -229,7 +230,7 @@ async def test_few_small_files_are_not_compacted_at_once(tmp_path: Path) -> None
 
 
 async def test_file_full_of_deletes_is_compacted(tmp_path: Path) -> None:
-    """Each look over them would step over them."""
+    """Otherwise each search for expired keys would step over them."""
     engine = RocksEngine(str(tmp_path / "engine"))
     keys = [b"x%08d" % number for number in range(2 * engine_rocks.DELETES_TOGETHER_MAX)]
     write(engine, *((key, b"") for key in keys))
@@ -251,12 +252,12 @@ def test_engine_checks_again_after_a_memtable_or_a_while(tmp_path: Path, monkeyp
     assert not engine.is_behind()
     monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
     write(engine, (b"a", b"1"))
-    assert not engine.is_behind(), "no look is due"
-    now += engine_rocks.LOOK_S
+    assert not engine.is_behind(), "no check is due"
+    now += engine_rocks.CHECK_S
     assert engine.is_behind()
     monkeypatch.undo()
     monkeypatch.setattr(engine, "_now", lambda: now)
-    assert not engine.is_behind(), "who is behind is asked each time"
+    assert not engine.is_behind(), "an engine that is behind is checked each time"
     monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
     write(engine, (b"b", b"v" * MEMTABLE_BYTES_MIN))
     assert engine.is_behind()
@@ -264,7 +265,8 @@ def test_engine_checks_again_after_a_memtable_or_a_while(tmp_path: Path, monkeyp
 
 
 async def test_engine_on_a_full_disk_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that finds no room would cost it: no write would be taken afterwards, whatever is made free."""
+    """A flush that finds no space would stop the engine for good: it would take no writes afterwards, even if space is
+    freed."""
     engine = RocksEngine(str(tmp_path / "engine"))
     monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
     write(engine, (b"a", b"1"))
@@ -289,7 +291,7 @@ async def test_flush_reports_completion_and_changes_nothing(engine: Engine) -> N
 
 
 async def test_flush_reports_a_failed_space_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for it, as a replica that stops does, would wait for ever."""
+    """A stopping replica that waits for the flush would otherwise wait forever."""
     engine, failure = RocksEngine(str(tmp_path / "engine")), OSError(errno.EIO, "a test")
 
     def fail() -> str:
@@ -392,5 +394,5 @@ async def test_damaged_block_is_an_error_to_every_read(tmp_path: Path) -> None:
     cursor = engine.view([(b"k", b"l")]).cursor(b"k", b"l")
     with pytest.raises(OSError, match="checksum mismatch"):
         list(iter(lambda: cursor.take(1000, 1 << 20)[0], []))
-    assert list(engine.iterate(b"k", b"k0100")) == rows[:100], "what is not damaged is given"
+    assert list(engine.iterate(b"k", b"k0100")) == rows[:100], "undamaged rows are returned"
     engine.close()

@@ -1,4 +1,4 @@
-"""Keys past their expiry: absent for whoever asks, deleted for those whom nobody asks about."""
+"""Expired keys: absent for every reader, and deleted even if nobody reads them."""
 
 from typing import Any
 
@@ -126,7 +126,7 @@ def test_unread_keys_are_deleted_after_their_expiry() -> None:
 
 
 def test_expired_keys_are_deleted_as_fast_as_they_come_under_load() -> None:
-    """Else a store whose keys all expire would grow for as long as it is busy."""
+    """Otherwise a store whose keys all expire would grow for as long as it is busy."""
     p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
     for begin in range(0, 5000, 500):
         p.do(*(put(b"%04d" % number, b"v", 100, RELATIVE) for number in range(begin, begin + 500)))
@@ -182,7 +182,7 @@ def test_put_past_its_expiry_leaves_nothing(p: Partition) -> None:
 
 
 def test_undeletable_keys_do_not_hide_others_from_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are on their way to or from another partition, and there may be many of them."""
+    """They are on their way to or from another partition, and there may be many."""
     monkeypatch.setattr(queries, "OVERDUE_MAX", 4)
     p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
     kept = [b"kept%d" % number for number in range(9)]
@@ -205,7 +205,7 @@ def test_undeletable_keys_do_not_hide_others_from_the_sweep(monkeypatch: pytest.
 
 
 def begins_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Where looks at the keys by their expiry begin, from now on."""
+    """Record where searches for expired keys begin, from now on."""
     begins: list[bytes] = []
     iterate = p.engine.iterate
 
@@ -221,7 +221,7 @@ def begins_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def test_sweeps_do_not_step_over_old_deletes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An engine steps over what is left of each delete, on the event loop."""
+    """An engine steps over the remains of each delete, on the event loop."""
     p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
     begins = begins_of(p, monkeypatch)
 
@@ -238,12 +238,12 @@ def test_sweeps_do_not_step_over_old_deletes_again(
     serving_ranges: ServingRanges = p.leader.serving_ranges
     serving_ranges.writable = EVERYTHING.without(TokenSpan(0, 9))
     run(3)
-    assert set(begins[before:]) == {rows.ALL_EXPIRY[0]}, "what could not be deleted is looked for again"
+    assert set(begins[before:]) == {rows.ALL_EXPIRY[0]}, "keys that could not be deleted are searched for again"
     serving_ranges.writable = EVERYTHING
     before = len(begins)
     run(3)
-    assert begins[before] == rows.ALL_EXPIRY[0], "and what was passed over meanwhile"
+    assert begins[before] == rows.ALL_EXPIRY[0], "and the skipped keys"
     assert begins[-1] > rows.ALL_EXPIRY[0]
     before = len(begins)
     run(610)
-    assert begins[before:].count(rows.ALL_EXPIRY[0]) == 1, "now and then, whatever is known"
+    assert begins[before:].count(rows.ALL_EXPIRY[0]) == 1, "periodically, in any case"

@@ -1,4 +1,4 @@
-"""A disk that is full where the engine wants to write: it costs the lead and time, not the process, and no entry."""
+"""A full disk under the engine costs the lead and time, but neither the process nor an entry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.waiting import wait_until_blocking
 
 
 class SmallDisk(MemoryEngine):
-    """Finds no room while `is_full`; `error` is what it says then."""
+    """An engine that finds no space while `is_full`; `error` is what it raises then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Logged:
 
 
 class Given(Logged):
-    """The same, given to whoever waits for it (docs/protocol.md, T11)."""
+    """The same log, delivered to the waiting reader (docs/protocol.md, T11)."""
 
     async def read(self, timeout_ms: int, taker: Any = None) -> Sequence[LogEntry]:
         taker.take(await super().read(timeout_ms))
@@ -68,7 +68,7 @@ class Given(Logged):
 
 
 def full_under_way() -> tuple[Partition, SmallDisk, int]:
-    """A leader whose entry is acknowledged when its disk is full."""
+    """Return a leader whose entry is acknowledged while its disk is full."""
     engine = SmallDisk()
     p = Partition(engine=engine).start()
     p.do(put(b"a", b"1", request=request(1)))
@@ -109,7 +109,7 @@ def test_replica_continues_from_its_log_when_space_returns(log: type[Logged]) ->
     engine.is_full = False
     p.wait(5)
     assert p.state.seq == 2
-    assert p.state.durable_seq == durable, "what was only in memory is no more durable than before"
+    assert p.state.durable_seq == durable, "writes that were only in memory are not durable"
     again = Partition(engine=engine)
     assert again.state.fingerprint() == p.state.fingerprint()
     assert again.state.retries.rows() == p.state.retries.rows()
@@ -129,7 +129,7 @@ def test_tail_ends_on_another_disk_failure(error: int, log: type[Logged]) -> Non
 
 @pytest.fixture
 def small_directory(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 MiB."""
+    """Make a file system of 64 MiB."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("file systems cannot be mounted here")
@@ -147,7 +147,7 @@ def fill(path: Path) -> None:
 def test_engine_takes_writes_again_after_a_flush_without_space(
     small_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RocksDB does this by itself, about 5 s later; the leader and the tail rely on it."""
+    """RocksDB recovers by itself, about 5 s later; the leader and the tail rely on it."""
     monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 0)
     engine = RocksEngine(str(small_directory / "engine"), write_buffer_bytes=1 << 20)
 

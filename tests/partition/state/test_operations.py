@@ -1,4 +1,4 @@
-"""What operations do to keys; ranges; scans. Expiry is in test_expiry.py."""
+"""The effects of operations on keys; ranges; scans. Expiry is in test_expiry.py."""
 
 from typing import Any
 
@@ -193,7 +193,7 @@ def test_long_range_delete_returns_the_total_count(p: Partition, monkeypatch: py
     while p.log.under_way:
         p.acknowledge()
     assert p.result(token) == 95
-    assert isinstance(p.result(again), Overloaded), "under way: its end must not be overtaken"
+    assert isinstance(p.result(again), Overloaded), "in flight: nothing may overtake its end"
     assert p.do(delete_range(b"", b"", request)) == 95
     assert len(p.log.acknowledged) - before == 10
     assert p.state.key_count == 0
@@ -232,7 +232,8 @@ def test_range_delete_in_flight_is_recognised(p: Partition, monkeypatch: pytest.
 def test_range_delete_grouped_with_a_malformed_operation_runs_once(
     p: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What came together is decided on again, one by one: the range must not be taken for one that is under way."""
+    """Operations that arrived together are evaluated again, one by one: the range must not be taken for one in
+    flight."""
     monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
     p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
     request = RequestId(b"c" * 16, 7, 1, TIME_MS)

@@ -1,4 +1,4 @@
-"""Sets of tokens, and what records make of them."""
+"""Sets of tokens, and how records change them."""
 
 from __future__ import annotations
 

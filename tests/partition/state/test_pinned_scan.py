@@ -1,4 +1,4 @@
-"""Reads of held states, and where they are split."""
+"""Reads of pinned views, and the points at which they are split."""
 
 from itertools import pairwise
 from random import Random

@@ -30,7 +30,7 @@ class Replica:
             self.state.apply(entry)
 
     def mark(self, pin: str, *, after_ms: int = 1_000, takes: bool = True) -> Position:
-        """Log a MARK whose deadline is so much later than its record time; 0: that gives the pin back."""
+        """Log a MARK whose deadline is `ttl_ms` after its record time; 0 releases the pin."""
         deadline_ms = self.writer.time_ms + after_ms if after_ms else 0
         entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, EntryKind.MARK)
         entry.control = move_records.encode(MarkRecord(pin, deadline_ms, takes))
@@ -44,7 +44,7 @@ class Replica:
 def replica() -> Iterator[Replica]:
     made = Replica()
     yield made
-    made.state.held.close()
+    made.state.pinned_views.close()
 
 
 def records(held: PinnedView) -> dict[bytes, bytes]:
@@ -66,7 +66,7 @@ def test_state_is_kept_as_of_its_mark(replica: Replica) -> None:
     replica.writer.put(a="2", c="2")
     replica.writer.delete("b")
     replica.catch_up()
-    held = replica.state.held.get("pin", position)
+    held = replica.state.pinned_views.get("pin", position)
     assert records(held) == {b"a": b"1", b"b": b"1"}
     assert (held.seq, held.records, held.time_ms) == (2, 2, TIME_MS)
 
@@ -85,32 +85,32 @@ def test_view_at_another_position_is_not_returned(replica: Replica) -> None:
     first = replica.mark("pin")
     second = replica.mark("pin")
     with pytest.raises(NoSuchPin):
-        replica.state.held.get("pin", first)
-    assert replica.state.held.get("pin", second).position == second
+        replica.state.pinned_views.get("pin", first)
+    assert replica.state.pinned_views.get("pin", second).position == second
     with pytest.raises(NoSuchPin):
-        replica.state.held.get("other", second)
+        replica.state.pinned_views.get("other", second)
 
 
 def test_released_pin_ends_its_view_only(replica: Replica) -> None:
     first, second = replica.mark("one"), replica.mark("two")
-    cursor = replica.state.held.get("one", first).view.cursor(*rows.ALL_DATA)
+    cursor = replica.state.pinned_views.get("one", first).view.cursor(*rows.ALL_DATA)
     replica.mark("one", after_ms=0, takes=False)
     with pytest.raises(NoSuchPin):
-        replica.state.held.get("one", first)
+        replica.state.pinned_views.get("one", first)
     with pytest.raises(ViewClosed):
         cursor.take(1, 1)
-    assert replica.state.held.get("two", second)
+    assert replica.state.pinned_views.get("two", second)
 
 
 def test_view_ends_with_its_deadline_by_record_time(replica: Replica) -> None:
     position = replica.mark("pin", after_ms=1_000)
     replica.writer.time_ms += 999
     replica.mark("other")
-    assert replica.state.held.get("pin", position)
+    assert replica.state.pinned_views.get("pin", position)
     replica.writer.time_ms += 1
     replica.mark("another")
     with pytest.raises(NoSuchPin):
-        replica.state.held.get("pin", position)
+        replica.state.pinned_views.get("pin", position)
 
 
 def test_renewed_pin_lives_until_its_new_deadline(replica: Replica) -> None:
@@ -119,58 +119,58 @@ def test_renewed_pin_lives_until_its_new_deadline(replica: Replica) -> None:
     replica.mark("pin", after_ms=1_000, takes=False)
     replica.writer.time_ms += 999
     replica.mark("other")
-    assert replica.state.held.get("pin", position).position == position
+    assert replica.state.pinned_views.get("pin", position).position == position
 
 
 def test_renewal_does_not_restore_an_ended_view(replica: Replica) -> None:
     replica.mark("pin", takes=False)
-    assert not replica.state.held.by_pin
+    assert not replica.state.pinned_views.by_pin
 
 
 def test_mark_replayed_after_its_deadline_keeps_nothing(replica: Replica) -> None:
     replica.mark("old", after_ms=1_000)
     position = replica.mark("young", after_ms=10_000)
     again = state_over(MemoryEngine())
-    again.held.passed_ms = lambda: TIME_MS + 5_000
+    again.pinned_views.passed_ms = lambda: TIME_MS + 5_000
     for entry in replica.writer.log:
         again.apply(entry)
-    assert [held.pin for held in again.held.all] == ["young"]
-    assert again.held.get("young", position)
+    assert [held.pin for held in again.pinned_views.all] == ["young"]
+    assert again.pinned_views.get("young", position)
 
 
 def test_number_of_views_is_bounded_and_the_oldest_stay(replica: Replica) -> None:
     for number in range(HELD_MAX + 2):
         replica.mark(f"pin{number:03}")
-    assert [held.pin for held in replica.state.held.all] == [f"pin{number:03}" for number in range(HELD_MAX)]
-    assert replica.state.held.refused == 2
+    assert [held.pin for held in replica.state.pinned_views.all] == [f"pin{number:03}" for number in range(HELD_MAX)]
+    assert replica.state.pinned_views.refused == 2
 
 
 def test_pin_beyond_the_limit_raises_overloaded(replica: Replica) -> None:
-    """Two that were asked for together have both found room."""
+    """Two pins that were requested together have both found a free slot."""
     for number in range(HELD_MAX):
         replica.mark(f"pin{number:03}")
-    replica.state.held.check_room("pin000")
+    replica.state.pinned_views.check_capacity("pin000")
     with pytest.raises(Overloaded, match="32 of at most 32 pins"):
-        replica.state.held.taken("late", replica.mark("late"))
+        replica.state.pinned_views.taken("late", replica.mark("late"))
 
 
 def test_replaced_state_keeps_no_views(replica: Replica) -> None:
     position = replica.mark("pin")
     StateImport(replica.state, frozenset({ServerId("donor")})).add(entry_pb2.Chunk(format=1).SerializeToString())
     with pytest.raises(NoSuchPin):
-        replica.state.held.get("pin", position)
+        replica.state.pinned_views.get("pin", position)
 
 
 # docs/protocol.md K6
 def test_view_knows_whether_it_hides_expired_records(replica: Replica) -> None:
     writer, state = replica.writer, replica.state
     writer.put(a="1")
-    assert not state.held.get("pin", replica.mark("pin")).hides_expired
+    assert not state.pinned_views.get("pin", replica.mark("pin")).hides_expired
     batch = state.engine.batch()
     batch.put(rows.expiry_key(TIME_MS + 1, b"a"), b"")
     state.engine.write(batch)
-    assert not state.held.get("pin", replica.mark("pin")).hides_expired
+    assert not state.pinned_views.get("pin", replica.mark("pin")).hides_expired
     batch = state.engine.batch()
     batch.put(rows.expiry_key(TIME_MS, b"a"), b"")
     state.engine.write(batch)
-    assert state.held.get("pin", replica.mark("pin")).hides_expired
+    assert state.pinned_views.get("pin", replica.mark("pin")).hides_expired

@@ -26,7 +26,7 @@ def p() -> Partition:
 
 
 def walk(p: Partition, start: bytes, end: bytes, limit: int, flags: int) -> list[list[bytes]]:
-    """All pages of a range, as keys."""
+    """Return all pages of a range, as keys."""
     pages: list[list[bytes]] = []
     while True:
         items, following = p.do(range_(start, end, limit, flags))
@@ -37,7 +37,7 @@ def walk(p: Partition, start: bytes, end: bytes, limit: int, flags: int) -> list
 
 
 def read_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each read of records from now on."""
+    """Record the bytes of each read of records from now on."""
     sizes: list[int] = []
     multi_get = p.state.engine.multi_get
 
@@ -99,7 +99,7 @@ def test_count_continues_and_yields_to_the_loop(p: Partition) -> None:
         first, following = ended.value
     assert (first, turns) == (COUNT_KEYS_MAX, COUNT_KEYS_MAX // range_reads.ROWS_PER_STEP - 1)
     assert p.do(range_(following, b"", 0, COUNTED)) == (3, None)
-    assert p.do(range_(b"", b"", 5, COUNTED))[0] < COUNT_KEYS_MAX, "a limit is rounded up to a step"
+    assert p.do(range_(b"", b"", 5, COUNTED))[0] < COUNT_KEYS_MAX, "the limit is rounded up to a whole step"
 
 
 # docs/protocol.md P4 P37
@@ -108,7 +108,7 @@ def test_count_continues_and_yields_to_the_loop(p: Partition) -> None:
 def test_expired_keys_are_deleted_before_keys_or_counts_omit_them(
     p: Partition, monkeypatch: pytest.MonkeyPatch, flags: int, many: bool
 ) -> None:
-    """Another leader, whose clock is behind, would show them again if their deletes were not logged."""
+    """Another leader, whose clock is late, would show them again if their deletes were not logged."""
     if many:
         monkeypatch.setattr(range_reads, "OVERDUE_MAX", 3)
     p.do(*(put(b"e%d" % number, b"v", 100, RELATIVE) for number in range(5)), put(b"k", b"v"))
@@ -119,7 +119,7 @@ def test_expired_keys_are_deleted_before_keys_or_counts_omit_them(
     p.settle()
     items, following = p.result(token)
     assert (items, following) == (1 if flags & COUNTED else [b"k"], None)
-    assert p.do(count()) == 1, "the deletes are logged"
+    assert p.do(count()) == 1, "the deletes are logged now"
 
 
 def test_page_is_bounded_in_bytes_in_both_directions(p: Partition) -> None:
@@ -136,13 +136,14 @@ def test_page_is_bounded_in_bytes_in_both_directions(p: Partition) -> None:
 # docs/protocol.md P37
 @pytest.mark.parametrize("op", [scan(b"", b"", 0), scan(b"", b"", 0, Flag.KEYS_ONLY), range_(b"", b"", 0, BACK)])
 def test_large_values_are_not_read_in_vain(p: Partition, monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
-    """A page that reads a thousand values of a megabyte would stop all others for a second, values wanted or not."""
+    """A page that reads a thousand values of a megabyte would stop all others for a second, whether or not the values
+    are needed."""
     p.do(*(put(b"%02d" % number, b"v" * (1 << 18)) for number in range(60)))
     sizes = read_of(p, monkeypatch)
     items, following = p.do(op)
     assert following is not None
     assert 4 <= len(items) < 60
-    assert sum(sizes) <= READ_BYTES_MAX + 2 * sizes[0], "what was begun within the bound ends"
+    assert sum(sizes) <= READ_BYTES_MAX + 2 * sizes[0], "a record begun within the bound is completed"
 
 
 def test_large_values_behind_small_ones_cause_no_stall(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +164,7 @@ def test_scan_by_token_yields_to_the_loop_with_large_values(p: Partition) -> Non
 
 
 def looked_at(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The rows that iterators give from now on."""
+    """Record the rows that iterators return from now on."""
     seen: list[bytes] = []
     iterate = p.state.engine.iterate
 
@@ -189,12 +190,13 @@ def test_scan_by_token_skips_tokens_that_are_not_owned(p: Partition, monkeypatch
         found += [key for key, _ in page.items]
         token = page.next
     assert sorted(found) == sorted(keys)
-    assert len(seen) <= len(keys) + 100, "one more of each page"
+    assert len(seen) <= len(keys) + 100, "one more row for each page"
 
 
 # docs/protocol.md P37
 def test_token_with_many_keys_is_paged_by_the_leader(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that does not lead has one turn for an answer, in which no lease is renewed and no bookie answers."""
+    """A replica that does not lead has one turn for an answer, during which no lease is renewed and no bookie
+    answers."""
     monkeypatch.setattr(queries, "STEP_BYTES", 1000)
     p.do(*(put(b"{t}%d" % number, b"v" * 1000) for number in range(100)), put(b"k", b"v" * 1000))
     seen = looked_at(p, monkeypatch)

@@ -89,7 +89,7 @@ def test_idle_client_is_forgotten_with_its_rows() -> None:
 
 
 def test_client_with_a_later_time_is_remembered_for_its_duplicates() -> None:
-    """The time comes from another partition whose clock runs ahead."""
+    """The time comes from another partition whose clock is ahead."""
     retries = table()
     retries.apply(70, 5000, one(X, 1, 1, 9000))
     now = 5000
@@ -167,7 +167,7 @@ def test_rebuilt_table_answers_like_the_original(seed: int) -> None:
 
 
 def test_row_carries_the_clients_largest_values() -> None:
-    """Row 70 is gone when the table is rebuilt; that the client had acknowledged all below 9 is not."""
+    """Row 70 is gone when the table is rebuilt; the client's acknowledgement of everything below 9 is not."""
     retries = table()
     retries.apply(70, 5000, one(X, 5, 9, 5600))
     last = one(X, 9, 1, 5000)

@@ -1,4 +1,4 @@
-"""The engines of a node keep within one budget of memory, however many they are, and lose nothing by it."""
+"""The engines of a node stay within one memory budget, whatever their number, and lose nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.partition.state.test_engine_conformance import contents, flushed, wri
 MIB = 1 << 20
 BUDGET = 32 * MIB
 TABLE = 64 << 10
-"""Of an engine with a write buffer of 1 MiB: it is looked at again after so many bytes of writes."""
+"""For an engine with a write buffer of 1 MiB: the engine is checked again after this many bytes of writes."""
 
 
 def test_largest_buffers_are_chosen_and_no_more_than_needed() -> None:
@@ -45,7 +45,7 @@ async def test_largest_buffer_alone_is_flushed_if_that_suffices(tmp_path: Path) 
     for engine, size in zip(engines, (2, 3, 12, 1), strict=True):
         for number in range(size):
             write(engine, (b"%d" % number, bytes(MIB)))
-    memory.look()
+    memory.flush_excess()
     await flushed(engines[2])
     assert [engine.unflushed_bytes() // MIB for engine in engines] == [2, 3, 0, 1]
     for engine in engines:
@@ -53,7 +53,7 @@ async def test_largest_buffer_alone_is_flushed_if_that_suffices(tmp_path: Path) 
 
 
 class Engines:
-    """Engines of one budget, each with what was written to it."""
+    """Engines of one budget, with the rows written to each."""
 
     def __init__(self, folder: Path, *, write_buffer_bytes: int = MIB) -> None:
         self.now = 1.0
@@ -61,7 +61,7 @@ class Engines:
         self.rows: list[dict[bytes, bytes]] = []
         self.all: list[RocksEngine] = []
         self.most = 0
-        """The largest sum of all write buffers that was seen."""
+        """The largest sum of all write buffers so far."""
         self._folder, self._write_buffer_bytes, self._random = folder, write_buffer_bytes, Random(7)
 
     def add(self, count: int) -> None:
@@ -74,7 +74,7 @@ class Engines:
         return RocksEngine(str(path), memory=memory, write_buffer_bytes=self._write_buffer_bytes)
 
     async def write(self, number: int, size: int) -> None:
-        """Write rows of about this size together, as a leader does: not before the engine takes more."""
+        """Write rows of about this size together, as a leader does: only once the engine accepts writes."""
         engine, rows = self.all[number], self.rows[number]
         for _ in range(size // 8000):
             await wait_caught_up(engine)
@@ -97,7 +97,7 @@ async def test_hundred_engines_stay_within_the_budget(tmp_path: Path) -> None:
     engines.add(60)
     for turn in range(8):
         if turn == 3:
-            engines.add(60)  # nothing has to be divided anew
+            engines.add(60)  # nothing has to be divided again
         for number in range(len(engines.all)):
             engines.now += 0.001
             await engines.write(number, 2 * TABLE)
@@ -121,7 +121,7 @@ async def test_busy_engine_makes_no_small_files_beside_idle_ones(tmp_path: Path)
     for _ in range(32):
         engines.now += 0.1
         await engines.write(30, MIB // 8)
-    assert engines.files(30) <= 5, "a file for each full write buffer"
+    assert engines.files(30) <= 5, "one file for each full write buffer"
     assert engines.most <= BUDGET
     await engines.close()
 
@@ -136,12 +136,12 @@ async def test_writer_waits_only_while_flushes_beyond_the_pause_share_run(
     for number in range(25):
         write(full, (b"%d" % number, bytes(MIB)))
     assert memory.buffers.get_usage() >= BUDGET * 0.75
-    assert not memory.is_over(), "nothing is being flushed that a writer could wait for"
-    assert other.is_behind(), "the look has begun a flush"
+    assert not memory.is_over(), "no flush is running that a writer could wait for"
+    assert other.is_behind(), "the check has started a flush"
     assert memory.flushes == 1
     await flushed(full)
     assert memory.buffers.get_usage() < BUDGET / 2
-    assert not other.is_behind(), "the flush has not ended, but freed enough"
+    assert not other.is_behind(), "the flush has not ended, but has freed enough"
     full.close()
     other.close()
 
@@ -157,7 +157,7 @@ async def test_buffers_held_by_views_cause_no_flushes_and_no_pause(tmp_path: Pat
     for number in range(100):
         assert not engine.is_behind()
         write(engine, (b"a%d" % number, b"v"))
-        memory.look()
+        memory.flush_excess()
     assert memory.flushes == 0
     view.close()
     engine.close()
@@ -176,16 +176,16 @@ def test_indexes_take_memory_from_the_cache(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(memory, "cache", Recorded())
     size = 5 * MIB
     monkeypatch.setattr(engine, "index_bytes", lambda: size)
-    memory.look()
+    memory.flush_excess()
     size = BUDGET
-    memory.look()
-    assert capacities == [BUDGET - 5 * MIB], "the next look is not due"
+    memory.flush_excess()
+    assert capacities == [BUDGET - 5 * MIB], "the next check is not due"
     now += 60
-    memory.look()
+    memory.flush_excess()
     assert capacities == [BUDGET - 5 * MIB, int(BUDGET * CACHE_SHARE_MIN)]
     engine.close()
     now += 60
-    memory.look()
+    memory.flush_excess()
     assert capacities[-1] == BUDGET, "a closed engine has no indexes"
 
 
@@ -207,8 +207,7 @@ async def test_each_kind_of_memory_is_counted(tmp_path: Path) -> None:
 
 
 async def test_reopened_engine_has_filters_and_the_shared_cache(tmp_path: Path) -> None:
-    """The library goes by options that stand beside the files, unless it is told ours: a cache for each engine, and no
-    filters."""
+    """RocksDB uses the options stored beside its files unless it gets ours: a cache for each engine, and no filters."""
     rows = [(b"%05d" % number, Random(number).randbytes(1000)) for number in range(4000)]
     engine = RocksEngine(str(tmp_path / "a"), memory=RocksMemory(BUDGET))
     write(engine, *rows)
@@ -249,7 +248,7 @@ async def test_closed_engine_is_not_asked_to_flush(tmp_path: Path, end: Callable
         for number in range(size):
             write(engine, (b"%d" % number, bytes(MIB)))
     end(engines[0])
-    memory.look()
+    memory.flush_excess()
     await flushed(engines[1])
     assert memory.flushes == 1
     assert memory.buffers.get_usage() < MIB

@@ -1,4 +1,4 @@
-"""State = the log folded into an engine, whatever crashes in between."""
+"""A state is its log, folded into an engine, whatever crashes in between."""
 
 import asyncio
 from random import Random
@@ -19,7 +19,7 @@ every_seed = pytest.mark.parametrize("seed", range(30))
 
 
 def check(state: ReplicaState, writer: Writer, entries: int) -> None:
-    """The state is the model after so many entries, and its indexes agree with its records."""
+    """Assert that the state equals the model after this many entries, and that its indexes agree with its records."""
     model = writer.models[entries]
     assert all_records(state) == model
     check_indexes(state)
@@ -125,7 +125,7 @@ def test_check_record_reveals_a_difference() -> None:
     other.apply(checked)
     assert state.doubt is None
     assert other.doubt == Doubt(Seq(1), mine, decode(checked.payload).check_crc)
-    assert told == [2], "it applies on: any later check tells who is right"
+    assert told == [2], "it continues: any later check shows which state is right"
 
 
 def test_check_may_name_a_recent_entry_but_not_its_middle() -> None:
@@ -191,7 +191,7 @@ async def test_durable_sequence_is_that_of_a_completed_flush() -> None:
 
 
 async def test_flush_of_a_replaced_state_makes_nothing_durable() -> None:
-    """The log would be trimmed up to where only the former state had come."""
+    """Otherwise the log would be trimmed up to a position that only the former state had reached."""
     writer, state = Writer(1), state_over(MemoryEngine())
     log = [writer.any() for _ in range(20)]
     for logged in log:

@@ -1,6 +1,6 @@
-"""State and leader against a plain dict, through delayed acknowledgements, lost leaders, crashes and clock jumps.
+"""State and leader against a plain dict, with delayed acknowledgements, lost leaders, crashes and clock jumps.
 
-The model runs each operation at the moment the leader decides it; so it is ahead of the state by what is in flight.
+The model runs each operation when the leader evaluates it, so it is ahead of the state by the operations in flight.
 When a leader is lost, some of its entries in flight survive, and the model falls back to the last of them.
 """
 
@@ -87,7 +87,7 @@ class Leading(RuleBasedStateMachine):
         self.open: list[set[int]] = [set(), set()]
         """Per client: sequences without a final answer."""
         self.computed_from: dict[int, int] = {}
-        """By token: the sequence up to which the answer knows what will be."""
+        """By token: the sequence that the answer depends on."""
         self.sent: list[Op] = []
         self.p.caller.on_complete = self.completed
         self.lead()
@@ -116,7 +116,7 @@ class Leading(RuleBasedStateMachine):
     # ── the model beside the leader ───────────────────────────────────────────────────────────────────────────────────
 
     def decided(self, items: list[Item], wall_ms: int, decided: Decided) -> None:
-        """The leader has decided: so does the model."""
+        """Evaluate the operations in the model too, because the leader has evaluated them."""
         time_ms = self.model.time_ms
         self.model.time_ms = max(time_ms, wall_ms)
         for (op, _, _), (_, _, result) in zip(items, decided.replies, strict=True):
@@ -134,7 +134,7 @@ class Leading(RuleBasedStateMachine):
             assert self.model.seq == decided.entry.entry.last_seq
 
     def may_be_refused(self, op: Op, now_ms: int) -> bool:
-        """A late duplicate, or a request too old to be told from one."""
+        """Return True for a late duplicate, or a request too old to be distinguished from one."""
         request: RequestId = op[-1]
         return request.seen_ms < now_ms - 2_000 or request.sequence not in self.open[CLIENTS.index(request.client)]
 

@@ -1,5 +1,5 @@
 """An engine that has stopped because its disk refused a write, with RocksDB on a real file system (docs/protocol.md,
-P46). What the leader and the tail make of it, with an engine in memory."""
+P46). The leader's and the tail's reactions are tested with an engine in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EAGAIN, 
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `size` bytes; a write beyond it fails with EFBIG."""
+    """Limit files of this process to `size` bytes; a write beyond that fails with EFBIG."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -66,7 +66,7 @@ def keys_of(engine: Engine) -> set[bytes]:
 
 
 def stop_and_resume(engine: RocksEngine, refused: Any, expected: int) -> None:
-    """Have a flush fail while `refused` lasts, and take writes again afterwards."""
+    """Make a flush fail while `refused` lasts, and take writes again afterwards."""
     flushed, unflushed = {b"flushed"}, {b"%d" % number for number in range(200)}
     write(engine, *flushed)
     assert engine._flush() is None
@@ -75,18 +75,18 @@ def stop_and_resume(engine: RocksEngine, refused: Any, expected: int) -> None:
         error = engine._flush()
         assert error is not None
         assert error.errno == expected
-        assert engine.is_behind(), "a leader pauses"
+        assert engine.is_behind(), "the leader pauses"
         with pytest.raises(OSError, match="IO error") as again:
             write(engine, b"refused")
         assert again.value.errno == expected
         engine._prepare_to_resume()
         assert not engine.may_resume, "the disk still refuses"
-        assert keys_of(engine) == flushed | unflushed, "reads go on"
+        assert keys_of(engine) == flushed | unflushed, "reads continue"
     wait_until_blocking(lambda: not engine.is_behind() or engine.may_resume, what="a trial that succeeds")
     engine.resume()
     assert engine.stopped is None
     assert not engine.is_behind()
-    assert keys_of(engine) >= flushed, "what was flushed is there"
+    assert keys_of(engine) >= flushed, "flushed rows are present"
     write(engine, b"later")
     assert engine._flush() is None
     engine.close()
@@ -94,7 +94,7 @@ def stop_and_resume(engine: RocksEngine, refused: Any, expected: int) -> None:
 
 # docs/protocol.md P46
 def test_engine_resumes_after_a_file_size_limit(tmp_path: Path) -> None:
-    """RocksDB itself would take none until it is opened again, as after EDQUOT."""
+    """RocksDB itself would take no writes until it is reopened, as after EDQUOT."""
     stop_and_resume(RocksEngine(str(tmp_path)), file_size_limit(100_000), errno.EFBIG)
     assert not any((tmp_path / name).exists() for name in engine_rocks.TRIAL_NAMES)
 
@@ -122,7 +122,7 @@ def test_engine_that_cannot_reopen_is_retried(tmp_path: Path) -> None:
     with file_size_limit(1), pytest.raises(OSError, match="engine"):
         engine.resume()
     assert engine.stopped is not None
-    assert (engine.unflushed_bytes(), engine.index_bytes()) == (0, 0), "what publishes metrics goes on"
+    assert (engine.unflushed_bytes(), engine.index_bytes()) == (0, 0), "the metrics can still be read"
     with pytest.raises(OSError, match="engine"):
         engine.get(b"flushed")
     wait_until_blocking(lambda: engine.is_behind() and engine.may_resume, what="another trial")
@@ -152,7 +152,7 @@ def test_leader_with_a_stopped_engine_loses_the_lead_and_recovers(number: int) -
     p.wait(5)
     assert not tailing.done()
     assert (record := p.state.get(b"c")) is not None
-    assert record.value == b"1", "reads go on"
+    assert record.value == b"1", "reads continue"
     engine.may_resume = True
     p.wait(5)
     assert engine.stopped is None

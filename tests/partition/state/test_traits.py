@@ -1,4 +1,4 @@
-"""The table of traits names every operation, and places what the constructors place."""
+"""The table of traits names every operation, and its positions match the constructors."""
 
 import itertools
 
@@ -35,8 +35,9 @@ def test_every_write_except_delete_range_has_a_rule() -> None:
 
 # docs/protocol.md V3
 def test_write_of_a_later_release_has_a_rule_for_its_leader() -> None:
-    """A leader does what it knows. A read concerns no other server; a write of a later release is to be refused until
-    its state's `log_version` allows it (V4). There is none: whoever adds one adds that, and the case to this test."""
+    """A leader carries out only operations that it knows. A read concerns no other server; a write of a later release
+    must be refused until its state's `log_version` allows it (V4). No such write exists. If you add one, add that
+    check, and the case to this test."""
     assert set(traits.SINCE) <= traits.READS
 
 
@@ -54,7 +55,7 @@ def test_unsupported_flags_are_refused(code: Code) -> None:
 
 
 def test_contradicting_flags_are_refused() -> None:
-    """Each pair, so that a new flag is either compatible with every other one or listed here."""
+    """Tests each pair, so that a new flag is either compatible with every other one or listed here."""
     refused = set()
     for code, (one, other) in itertools.product(Code, itertools.combinations(Flag, 2)):
         if (one | other) & traits.FLAGS[code] == one | other:
@@ -78,7 +79,7 @@ def test_contradicting_flags_are_refused() -> None:
 
 @pytest.mark.parametrize("code", Code)
 def test_unsupported_options_are_refused(code: Code) -> None:
-    """A time to live of 0 was stored as one without an end, and a version without its flag as no condition."""
+    """Regression: a time to live of 0 was stored as unlimited, and a version without its flag as no condition."""
     with pytest.raises(InvalidRequest, match="expected"):
         traits.check_options(code, int(Flag.RELATIVE_TTL), 0)
     with pytest.raises(InvalidRequest, match="expected IF_VERSION beside a version"):

@@ -1,4 +1,4 @@
-"""A state that arrives at another replica is the one that left."""
+"""A state that arrives at another replica equals the one that left."""
 
 from collections.abc import Iterator
 from random import Random
@@ -53,7 +53,7 @@ def test_transferred_state_equals_the_original_and_follows_the_log(seed: int) ->
 # docs/protocol.md P16
 @pytest.mark.parametrize("seed", range(5))
 def test_transfer_carries_request_ids(seed: int) -> None:
-    """They are compared before anything else is applied: twenty entries later all that travelled is forgotten."""
+    """They are compared before anything else is applied: twenty entries later all transferred ids are forgotten."""
     _, source = exported(seed, 60)
     _, target = exported(seed + 100, 5)
     arriving = StateImport(target, frozenset({DONOR}))
@@ -65,7 +65,7 @@ def test_transfer_carries_request_ids(seed: int) -> None:
 
 
 def remembered(state: ReplicaState) -> dict[bytes, tuple[int, int, dict[int, Any]]]:
-    """Each client with what it has acknowledged, the time it has seen, and its results."""
+    """Return each client with its acknowledgement, the time it has seen, and its results."""
     clients = state.retries._clients.items()
     return {client: (each.first_unacked, each.seen_ms, each.results) for client, each in clients}
 
@@ -139,7 +139,7 @@ def test_damaged_chunk_is_refused_and_the_first_costs_no_state(seed: int) -> Non
 
 
 def says_the_same(one: bytes, other: bytes) -> bool:
-    """Whether it is but another way to write it."""
+    """Return True if it is only another encoding of the same values."""
     try:
         found, wanted = entry_pb2.Chunk.FromString(one), entry_pb2.Chunk.FromString(other)
     except DecodeError:

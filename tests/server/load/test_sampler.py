@@ -37,7 +37,7 @@ class Replica(LocalReplica):
     ) -> list[bytes | None] | NotNow:
         return [b"a row"] * len(keys) if set(keys) == {b"at hand"} else NOT_NOW
 
-    def expel(self) -> None:
+    def redirect_moved(self) -> None:
         """Nothing waits here."""
 
     def counts(self) -> tuple[int, int]:

@@ -38,7 +38,7 @@ class Holding(LocalReplica):
     def read_now(self, keys: list[bytes], *_: object, in_turn: bool = False) -> NotNow:
         return NOT_NOW
 
-    def expel(self) -> None:
+    def redirect_moved(self) -> None:
         self.is_expelled = True
 
 

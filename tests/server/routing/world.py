@@ -115,7 +115,7 @@ class Replica:
         for _, sink, token in queue:
             sink.complete(token, NotLeader(self._partition))
 
-    def expel(self) -> None:
+    def redirect_moved(self) -> None:
         staying = []
         for each in self._queue:
             if self._server.world.truth.owner[each[0][1]] == self._partition:
@@ -280,7 +280,7 @@ class Server:
                 sink.turn_away(op, token, moved)
             case events.ExpelHere():
                 for replica in self.replicas.values():
-                    replica.expel()
+                    replica.redirect_moved()
             case events.ReadLeader() | events.ReadRing():
                 pass  # they learn at a time of their own
             case _:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstore.bookie.directories.state import DirectoryState
 from kvstore.meta.store import SessionState
-from kvstore.partition.moves.import_driver import MoveStand
+from kvstore.partition.moves.import_driver import MoveProgress
 from kvstore.partition.state.engine import ROOM_BYTES
 from kvstore.proto.admin_pb2 import NodeReport
 from kvstore.ring import MoveId
@@ -97,7 +97,7 @@ def report(bookie: Any = None, **changes: Any) -> NodeReport:
         "date": ClockReport(1, True, "no doubt any more"),
         "ring_version": 4,
         "loads": {P1: LOAD},
-        "moves": {MoveId(7): MoveStand(0.5, "p1 has no leader", 31.0), MoveId(8): MoveStand(0.5, eta_s=4.0)},
+        "moves": {MoveId(7): MoveProgress(0.5, "p1 has no leader", 31.0), MoveId(8): MoveProgress(0.5, eta_s=4.0)},
         "latencies": [Latency("get", 0.001, 0.004, 7, 60.0)],
         "snapshot": {"snapshot_age_s": 60.0, "snapshot_rows": 5, "snapshot_bytes": 6},
         "disk": (100, 40),

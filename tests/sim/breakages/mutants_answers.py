@@ -181,7 +181,7 @@ def _early_replica(patch: pytest.MonkeyPatch) -> None:
     async def at_once(self: Any) -> None:
         self._is_behind_start = False
 
-    patch.setattr(Partition, "_come_to_start", at_once)
+    patch.setattr(Partition, "_catch_up_at_start", at_once)
 
 
 @mutant("a page leaves out its last key", **BUSY)

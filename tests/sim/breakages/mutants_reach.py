@@ -31,12 +31,12 @@ from tests.sim.stories.stories_of_reach import (
 
 @mutant("nobody deposes", story=leader_that_nobody_reaches, lead_back_s=1.0)
 def _nobody_deposes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(deposing, "may_depose", lambda replicas, sights: False)
+    patch.setattr(deposing, "may_depose", lambda replicas, reports: False)
 
 
 @mutant("one observer deposes", story=leader_that_one_does_not_reach)
 def _one_deposes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(deposing, "is_gone", lambda others, sights, registered: True)
+    patch.setattr(deposing, "is_gone", lambda others, reports, registered: True)
 
 
 @mutant("what was measured before a standstill counts", story=observers_that_stand_still, session_s=600.0)
@@ -47,8 +47,8 @@ def _standstill_counts(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("whoever asks may depose, reached or not", story=successor_that_few_reach, lead_back_s=1.0)
 def _unreached_deposes(patch: pytest.MonkeyPatch) -> None:
-    def may_depose(replicas: int, sights: Any) -> bool:
-        unheard = 1 + sum((sight.unheard_s or 0.0) >= CONFIRM_S for sight in sights.values())
+    def may_depose(replicas: int, reports: Any) -> bool:
+        unheard = 1 + sum((report.unheard_s or 0.0) >= CONFIRM_S for report in reports.values())
         return unheard >= replicas // 2 + 1
 
     patch.setattr(deposing, "may_depose", may_depose)
@@ -69,7 +69,7 @@ def _unwritable_stands(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a leader whose engine is wedged keeps the lead", story=leader_whose_engine_is_wedged, lead_back_s=1.0)
 def _wedged_keeps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(upkeep, "BEHIND_LOOKS", inf)
+    patch.setattr(upkeep, "BEHIND_CHECKS", inf)
 
 
 @mutant("a candidate whose engine is wedged runs", story=candidate_whose_engine_is_wedged, lead_back_s=1.0)

@@ -172,7 +172,7 @@ PATHS: dict[str, Road] = {
     "a batch of plain puts is decided on in columns": Road(evaluate, "put_all", _is_taken),
     "request ids are found to be new in columns": Road(plain_puts, "new_or_none", _is_taken),
     "columns follow what is in flight": Road(plain_puts, "_follow", _is_true),
-    "results are remembered in columns": Road(RetryTable, "_remember_together"),
+    "results are remembered in columns": Road(RetryTable, "_remember_batched"),
     "a lone put needs no draft": Road(Evaluator, "_evaluate_lone", _is_taken),
     "a plain put is decided on among others": Road(Evaluator, "_put"),
     "a plain put with a request id is decided on among others": Road(Evaluator, "_put_once"),

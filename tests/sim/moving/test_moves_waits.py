@@ -14,7 +14,7 @@ import pytest
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves.import_driver import Means
-from kvstore.partition.moves.mover import REST_MAX_S, REST_SHARE
+from kvstore.partition.moves.mover import PAUSE_MAX_S, PAUSE_SHARE
 from kvstore.types import PartitionId
 from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
 from tests.sim.moving.test_moves import TWO, join_one
@@ -136,4 +136,4 @@ def test_partition_takes_many_ranges_one_by_one_and_pauses_between() -> None:
     assert len(order) > 2
     for former, later in itertools.pairwise(order):
         took = ended[former] - begun[former]
-        assert begun[later] - ended[former] >= 0.9 * min(REST_SHARE * took, REST_MAX_S)
+        assert begun[later] - ended[former] >= 0.9 * min(PAUSE_SHARE * took, PAUSE_MAX_S)
