@@ -219,17 +219,17 @@ async def _reachable(address: str) -> str:
 
     found = parse(address)
     answers = await asyncio.gather(*map(takes_connections, found.hosts))
-    told = list(zip(found.hosts, answers, strict=True))
-    nameless = [f"{host} ({answer.strerror})" for host, answer in told if isinstance(answer, socket.gaierror)]
+    answered = list(zip(found.hosts, answers, strict=True))
+    nameless = [f"{host} ({answer.strerror})" for host, answer in answered if isinstance(answer, socket.gaierror)]
     if all(answer is False or isinstance(answer, socket.gaierror) for answer in answers):
-        refusing = [host for host, answer in told if answer is False]
+        refusing = [host for host, answer in answered if answer is False]
         said = [f"cannot resolve {', '.join(nameless)}"] if nameless else []
         if refusing:
             said.append(
                 f"no {found.kind.shown} listens at {','.join(refusing)}; check the cluster with `kvstore status`"
             )
         raise Unavailable("; ".join(said))
-    hosts = [host for host, answer in told if answer is True]
+    hosts = [host for host, answer in answered if answer is True]
     return address.replace(",".join(found.hosts), ",".join(hosts)) if hosts else address
 
 

@@ -45,21 +45,21 @@ def with_tables(
 ) -> T:
     """Run `job` on tables of this process if requested or faster, otherwise on Spark's. Raises what `in_session`
     raises."""
-    if is_for_here(master, conf, is_small):
-        from kvstore.spark.snapshots.here import HereTables
+    if runs_in_process(master, conf, is_small):
+        from kvstore.spark.snapshots.local_tables import LocalTables
 
         os.nice(niceness)
-        return job(HereTables())
+        return job(LocalTables())
 
     def on_spark(session: SparkSession) -> T:
-        from kvstore.spark.snapshots.on_spark import SparkTables
+        from kvstore.spark.snapshots.spark_tables import SparkTables
 
         return job(SparkTables(session))
 
     return in_session(on_spark, master, conf, progress, niceness, defaults)
 
 
-def is_for_here(master: str, conf: Sequence[SparkSetting] | None, is_small: Callable[[], bool]) -> bool:
+def runs_in_process(master: str, conf: Sequence[SparkSetting] | None, is_small: Callable[[], bool]) -> bool:
     """Return True if this process does the work itself: as requested, or by choice because the work is small."""
     return master == NO_SPARK or (master == AUTO and not conf and is_small())
 

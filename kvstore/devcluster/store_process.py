@@ -70,7 +70,7 @@ class StoreProcess:
         while not self.is_ready():
             if not is_alive(self.pid):
                 raise Unavailable(
-                    f"{self.program} at {self.address} ended while starting; its last output:\n{self._last_words()}"
+                    f"{self.program} at {self.address} ended while starting; its last output:\n{self._last_output()}"
                 )
             if time.monotonic() > deadline:
                 raise Unavailable(
@@ -109,7 +109,7 @@ class StoreProcess:
             with suppress(ProcessLookupError):  # it has ended since
                 os.kill(self.pid, which)
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         """Return the ends of its log and of its output, without stack traces."""
         texts = [path.read_text(errors="replace") for name in self.logs if (path := self.directory / name).exists()]
         return "\n".join(

@@ -12,7 +12,7 @@ import pytest
 from kvstore.autorecovery.auditor import Auditor
 from kvstore.autorecovery.worker import Worker
 from kvstore.cli.cluster import Tools
-from kvstore.cli.recovery import standing
+from kvstore.cli.recovery import standalone
 from kvstore.env.real import EXIT_FATAL, real_env
 from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
@@ -37,7 +37,7 @@ def left_over(loggers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         return asyncio.run(main())
 
-    monkeypatch.setattr(standing, "with_tools", with_tools)
+    monkeypatch.setattr(standalone, "with_tools", with_tools)
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.cli import bookies, cluster, ledgers
 from kvstore.cli.cluster import Tools
-from kvstore.cli.recovery import standing
+from kvstore.cli.recovery import standalone
 from kvstore.env import Env
 from kvstore.env.clock import SystemClock
 from kvstore.env.nursery import TaskNursery
@@ -68,7 +68,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lambda: ledgers.read(7, zookeeper=STORE),
         lambda: ledgers.recover(7, zookeeper=STORE),
         lambda: ledgers.give_up(7, zookeeper=STORE),
-        lambda: standing.run(zookeeper=STORE),
+        lambda: standalone.run(zookeeper=STORE),
     ],
     ids=["bookie list", "ledger read", "ledger recover", "ledger give-up", "autorecovery run"],
 )

@@ -17,7 +17,7 @@ import pytest
 
 from kvstore import config as toml
 from kvstore.devcluster import layout
-from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.layout import ClusterFile, UpOptions
 from kvstore.devcluster.local import LocalCluster, http_ok
 from kvstore.devcluster.pages import unsettled
 from kvstore.devcluster.ports import is_free
@@ -114,7 +114,7 @@ def test_a_first_up_that_fails_leaves_no_cluster(
 
 def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `cluster.json`, of a copied data directory, it deleted the node.toml files that people had edited."""
-    planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
+    planned = layout.plan(UpOptions(data_dir=tmp_path, port_offset=free_offset()), None)
     paths = [Path(node.config) for node in planned.nodes]
     for node, path in zip(planned.nodes, paths, strict=True):
         path.parent.mkdir(parents=True)
@@ -135,7 +135,7 @@ def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monke
 
 def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) -> None:
     """They waited for their timeout, and printed gRPC's own words."""
-    planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
+    planned = layout.plan(UpOptions(data_dir=tmp_path, port_offset=free_offset()), None)
     ClusterRecord(tmp_path).save(planned)
     for command in (("put", "k", "v"), ("get", "k"), ("scan",), ("watch", "k")):
         answer = kvstore(*command, "--data-dir", str(tmp_path))
@@ -157,7 +157,7 @@ def free_offset() -> int:
 
 
 def _planned(offset: int) -> ClusterFile:
-    return layout.plan(Wish(data_dir=Path(), port_offset=offset), None)
+    return layout.plan(UpOptions(data_dir=Path(), port_offset=offset), None)
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("get", "k"), ("ledger", "list")])
@@ -173,7 +173,9 @@ def test_what_is_no_cluster_file_costs_one_line(tmp_path: Path, command: tuple[s
 def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_place(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    made = layout.plan(Wish(data_dir=tmp_path / "old", port_offset=24_000), None)  # where no other test's nodes listen
+    made = layout.plan(
+        UpOptions(data_dir=tmp_path / "old", port_offset=24_000), None
+    )  # where no other test's nodes listen
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "cluster.json").write_text(json.dumps(made.document()))
     answer = kvstore(*command, "--data-dir", str(tmp_path / "new"))
@@ -262,7 +264,7 @@ def test_a_node_is_known_by_every_path_to_its_file(tmp_path: Path, word: str) ->
     """Nodes may be started by hand, through a symbolic link or by a relative path."""
     (tmp_path / "real" / "n1").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
-    planned = layout.plan(Wish(data_dir=tmp_path / "real"), None)
+    planned = layout.plan(UpOptions(data_dir=tmp_path / "real"), None)
     command = [sys.executable, "-c", "import sys; sys.stdin.read()", "node", "run", "--config", word]
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path) as process:
         try:
@@ -277,7 +279,7 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = LocalCluster(tmp_path)
-    planned = layout.plan(Wish(data_dir=tmp_path), None)
+    planned = layout.plan(UpOptions(data_dir=tmp_path), None)
     monkeypatch.setattr(cluster, "load", lambda: planned)
     monkeypatch.setattr(cluster, "_runs", lambda node: node.id != "n2")
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)  # another cluster may have these ports
@@ -298,7 +300,7 @@ def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, m
             return os.getpid()
 
     cluster = Failing(tmp_path)
-    ClusterRecord(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    ClusterRecord(tmp_path).save(layout.plan(UpOptions(data_dir=tmp_path), None))
     cluster.start_node("n1")
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
     with pytest.raises(Unavailable) as refused:
@@ -316,7 +318,7 @@ def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch
             return os.getpid()
 
     cluster = Idle(tmp_path)
-    ClusterRecord(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    ClusterRecord(tmp_path).save(layout.plan(UpOptions(data_dir=tmp_path), None))
     cluster._found_running = {"n1", "n2", "n3"}
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
     LocalCluster(tmp_path).down()
@@ -339,7 +341,7 @@ def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, mo
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Drained) as server, ThreadPoolExecutor(1) as other:
         other.submit(server.serve_forever)
-        cluster, planned = LocalCluster(tmp_path), layout.plan(Wish(data_dir=tmp_path), None)
+        cluster, planned = LocalCluster(tmp_path), layout.plan(UpOptions(data_dir=tmp_path), None)
         nodes = tuple(replace(node, http=f"127.0.0.1:{server.server_port}") for node in planned.nodes)
         monkeypatch.setattr(cluster, "load", lambda: replace(planned, nodes=nodes))
         monkeypatch.setattr(cluster, "_runs", lambda _: True)
@@ -355,7 +357,7 @@ def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, mo
 
 def test_a_node_whose_program_is_being_loaded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its words are not there for a moment: on a machine that was full it was taken for one that had ended."""
-    node = replace(layout.plan(Wish(data_dir=tmp_path), None).nodes[0], pid=os.getpid())
+    node = replace(layout.plan(UpOptions(data_dir=tmp_path), None).nodes[0], pid=os.getpid())
     words = ["python", "-m", "kvstore", "node", "run", "--config", node.config]
     for told, runs in (([[], [], words], True), ([["another", "program"]], False), ([[]] * 5, False)):
         answers = iter(told)
@@ -387,7 +389,7 @@ def test_up_waits_for_version_and_date_of_every_node_but_not_for_what_lasts(
     """What a new cluster's first command needs was refused for some seconds, and `status` right after `up` found a node
     that was not sure of its date."""
     told: list[str] = []
-    cluster, planned = LocalCluster(tmp_path, told.append), layout.plan(Wish(data_dir=tmp_path), None)
+    cluster, planned = LocalCluster(tmp_path, told.append), layout.plan(UpOptions(data_dir=tmp_path), None)
     first, second, third = (node.http for node in planned.nodes)
     well = ("", "")
     answers = {
@@ -443,7 +445,7 @@ class Started(LocalCluster):
 
 def secrets_of(cluster: Started) -> list[Path]:
     with pytest.raises(Unavailable):
-        cluster.up(Wish(data_dir=cluster.data_dir))
+        cluster.up(UpOptions(data_dir=cluster.data_dir))
     return [toml.read(Path(node.config), NodeConfig).secret_file for node in cluster.load().nodes]
 
 
@@ -455,7 +457,7 @@ def test_the_nodes_of_a_local_cluster_have_one_secret_that_is_made_once(tmp_path
     assert read_secret(path) == made
     path.unlink()
     with pytest.raises(ConfigError, match=r"cluster\.secret: the cluster's secret is missing"):
-        cluster.up(Wish(data_dir=tmp_path))
+        cluster.up(UpOptions(data_dir=tmp_path))
 
 
 def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path) -> None:
@@ -477,13 +479,13 @@ def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path)
 def test_secure_cluster_of_an_earlier_release_names_the_clients_of_its_bookies(tmp_path: Path) -> None:
     cluster = Started(tmp_path)
     with pytest.raises(Unavailable):
-        cluster.up(Wish(data_dir=tmp_path, secure=True))
+        cluster.up(UpOptions(data_dir=tmp_path, secure=True))
     configs = [Path(node.config) for node in cluster.load().nodes]
     for config in configs:
         lines = config.read_text().splitlines(keepends=True)
         config.write_text("".join(line for line in lines if "bookie_clients" not in line))
     with pytest.raises(Unavailable):
-        cluster.up(Wish(data_dir=tmp_path))
+        cluster.up(UpOptions(data_dir=tmp_path))
     wanted = ("n1", "n2", "n3", "bookie-tools")
     assert [toml.read(config, NodeConfig).bookie_clients for config in configs] == [wanted] * 3
 

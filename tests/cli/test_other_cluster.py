@@ -18,7 +18,7 @@ from kvstore.cli.cluster import Tools, with_tools
 from kvstore.cli.endpoints import config_of
 from kvstore.client import AsyncClient, Client
 from kvstore.devcluster import local
-from kvstore.devcluster.layout import Wish, plan
+from kvstore.devcluster.layout import UpOptions, plan
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore
@@ -162,6 +162,6 @@ def test_up_notes_which_cluster_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(store, "close", close)
     up = Up(tmp_path)
     for _ in range(2):
-        up._start(plan(Wish(data_dir=tmp_path), None))
+        up._start(plan(UpOptions(data_dir=tmp_path), None))
         assert up.load().instance == asyncio.run(LayoutStore(store).instance_id())
         assert all(node.pid == 1 << 30 for node in up.load().nodes)

@@ -99,7 +99,7 @@ def test_the_plan_is_shown_before_its_end_is_waited_for(
 
 
 def test_servers_that_are_away_for_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "AWAY_S", -1.0)
+    monkeypatch.setattr(admin, "OUTAGE_S_MAX", -1.0)
     cluster = Cluster(monkeypatch, *[Unavailable("connection refused")] * 5)
     with pytest.raises(Unavailable, match="connection refused"):
         ring_changes.add(count=1, wait=True)

@@ -18,7 +18,7 @@ from kvstore.cli.main import main
 from kvstore.cli.snapshot_options import moment
 from kvstore.cli.snapshot_tools import cut_of
 from kvstore.errors import ConfigError
-from kvstore.spark.snapshots import here
+from kvstore.spark.snapshots import local_tables
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
@@ -380,7 +380,7 @@ def test_little_work_starts_no_spark_unless_it_is_told_to(
     assert (code, out.count("key-")) == (1, 1)
     for asked in (("--conf", "a=b"), ("--master", "local[1]")):
         assert run("diff", store.root, "a", "b", *asked)[::2] == (3, "kvstore: not checked: Spark was asked for\n")
-    monkeypatch.setattr(here, "SMALL_ROWS", 10)
+    monkeypatch.setattr(local_tables, "SMALL_ROWS", 10)
     assert run("diff", store.root, "a", "b")[0] == 3
     assert run("diff", store.root, "a", "b", "--master", "none")[0] == 1
 

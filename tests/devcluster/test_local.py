@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.devcluster import local
-from kvstore.devcluster.layout import Wish, plan
+from kvstore.devcluster.layout import UpOptions, plan
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta.memory import MemoryStore
 
@@ -49,8 +49,8 @@ def test_up_starts_a_store_again_only_if_it_ended_while_it_was_asked(
 
     monkeypatch.setattr(local, "connect", connect)
     if ends:
-        up._start(plan(Wish(data_dir=tmp_path), None))
+        up._start(plan(UpOptions(data_dir=tmp_path), None))
     else:
         with pytest.raises(MetadataUnavailable):
-            up._start(plan(Wish(data_dir=tmp_path), None))
+            up._start(plan(UpOptions(data_dir=tmp_path), None))
     assert up.store_starts == int(ends)

@@ -14,7 +14,7 @@ import pytest
 
 from kvstore import config as toml
 from kvstore.devcluster import layout
-from kvstore.devcluster.layout import Wish
+from kvstore.devcluster.layout import UpOptions
 from kvstore.devcluster.moving import move_here, with_paths
 from kvstore.devcluster.record import ClusterRecord
 from kvstore.errors import ConfigError
@@ -23,7 +23,7 @@ from tests.waiting import wait_until_blocking
 
 def a_cluster(folder: Path) -> None:
     """Its files, with a directory of a disk beside it whose name begins as its own does."""
-    made = layout.plan(Wish(data_dir=folder), None).with_pids({"n1": 17}, 18)
+    made = layout.plan(UpOptions(data_dir=folder), None).with_pids({"n1": 17}, 18)
     for node in made.nodes:
         config = Path(node.config)
         config.parent.mkdir(parents=True)

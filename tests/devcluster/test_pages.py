@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.devcluster import pages
-from kvstore.devcluster.pages import http_ok, is_stranger
+from kvstore.devcluster.pages import http_ok, is_login_rejected
 from kvstore.devcluster.secure_folder import SecureFolder
 from tests.waiting import PATIENCE_S
 
@@ -73,4 +73,4 @@ def test_no_proxy_of_the_environment_is_asked(
 @pytest.mark.parametrize(("code", "is_one"), [(401, True), (403, False), (503, False), (200, False)])
 def test_whoever_is_not_known_by_his_password_is_a_stranger(folder: SecureFolder, code: int, is_one: bool) -> None:
     with answering(code, folder) as address:
-        assert is_stranger(address, folder) is is_one
+        assert is_login_rejected(address, folder) is is_one

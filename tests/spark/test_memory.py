@@ -22,8 +22,8 @@ from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.restore import restore
+from kvstore.spark.snapshots.spark_tables import SparkTables
 from tests.cluster.harness import Cluster
 from tests.spark.conftest import SETTINGS, stop_spark
 from tests.spark.jobs import read

@@ -147,7 +147,7 @@ class ClusterView:
         return f"unknown: the nodes do not report the state of the cluster: {self.why_not}"
 
 
-class Blind:
+class FailedPoll:
     """A poll that learned nothing."""
 
     report = None
@@ -185,13 +185,13 @@ def _follow(where: Where, interval_s: float, *, json: bool) -> None:
     code = UNKNOWN
     try:
         while True:
-            look: ClusterView | Blind
+            look: ClusterView | FailedPoll
             try:
                 look = ClusterView(where)
             except (StoreError, OSError) as error:
                 if before is None:
                     raise
-                look = Blind(error)
+                look = FailedPoll(error)
             code = look.exit_code
             seen = what_matters(look.report) if look.report is not None else ("", look.exit_code)
             if is_screen:

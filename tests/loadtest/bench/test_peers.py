@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kvstore.devcluster.layout import Wish
+from kvstore.devcluster.layout import UpOptions
 from kvstore.errors import ConfigError
 from loadtest.bench.peers import up_on_free_ports
 
@@ -23,9 +23,9 @@ class Cluster:
     data_dir = Path("data")
 
     def __init__(self, *refusals: str) -> None:
-        self._refusals, self.wishes = list(refusals), list[Wish]()
+        self._refusals, self.wishes = list(refusals), list[UpOptions]()
 
-    def up(self, wish: Wish) -> str:
+    def up(self, wish: UpOptions) -> str:
         self.wishes.append(wish)
         if self._refusals:
             raise ConfigError(self._refusals.pop(0))

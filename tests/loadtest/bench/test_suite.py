@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import ClientConfig
-from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.layout import ClusterFile, UpOptions
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.loadtest.loads import LoadResult, LoadSpec
 from loadtest.bench import redis_lines, suite
@@ -30,7 +30,7 @@ def test_what_was_started_before_the_cluster_failed_is_ended(
         def __init__(self, data_dir: Path, _progress: Any) -> None:
             self.data_dir = data_dir
 
-        def up(self, wish: Wish) -> None:
+        def up(self, wish: UpOptions) -> None:
             tried.append(wish.port_offset)
             self.data_dir.mkdir()
             if len(tried) == 1:

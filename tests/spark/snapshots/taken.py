@@ -24,11 +24,11 @@ from kvstore.devcluster.processes import is_alive
 from kvstore.spark.snapshots import chains, compare, tasks, verify
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import WORK, DirectoryStore
-from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.planning import SnapshotRequest
 from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
+from kvstore.spark.snapshots.spark_tables import SparkTables
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Tables
 from kvstore.spark.snapshots.usable import stored_files
@@ -149,7 +149,7 @@ def assert_store_is_the_same(
 
 
 def tables_of(spark: SparkSession | None) -> Tables[Any]:
-    return SparkTables(spark) if spark else HereTables()
+    return SparkTables(spark) if spark else LocalTables()
 
 
 @contextmanager

@@ -26,13 +26,13 @@ from kvstore.spark.snapshots import compare, runners, tasks
 from kvstore.spark.snapshots import create as jobs
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.objects import RemoteStore
-from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.planning import SnapshotRequest, plan_snapshot
 from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.runners import ThreadRunner
+from kvstore.spark.snapshots.spark_tables import SparkTables
 from kvstore.spark.snapshots.stored import StoredFile
 from kvstore.spark.snapshots.table import TableWriter, read_table
 from kvstore.spark.snapshots.work import Work
@@ -120,7 +120,7 @@ def test_a_store_that_differs_is_found(
     rows = rows_of(store, first)
     other = DirectoryStore(store.root.parent / "other")
     forged = _forged(other, first, [row for row in rows if row["key"] != b"key00007"])
-    for tables in (SparkTables(spark), HereTables()):
+    for tables in (SparkTables(spark), LocalTables()):
         found = compare.against_origin(tables, other, [forged], config(cluster), 5)
         assert (found.examples, found.same) == (((b"key00007", "added"),), len(rows) - 1)
 

@@ -161,7 +161,7 @@ def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_given_back(
 
     monkeypatch.setattr(create, "resumed_or_none", lambda *_: (nothing, PLAN))
     monkeypatch.setattr(create, "_finished", lambda *_: manifest_of("s1", None, places_of([])))
-    monkeypatch.setattr(create, "_give_back", lambda *_: told.append("given back"))
+    monkeypatch.setattr(create, "_release_pin", lambda *_: told.append("given back"))
     with pytest.raises(Unavailable) if fails else nullcontext():
         create.create(DirectoryStore(tmp_path), wanted(), Mock(), lambda *_: None, hold)
     assert told == ["held", "given back"]

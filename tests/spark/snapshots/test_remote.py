@@ -119,7 +119,7 @@ def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
     killed(work)
     assert store.ids() == []
     (found,) = store.remains()
-    again = Work.of_the_dead_or_none(store, found)
+    again = Work.abandoned_or_none(store, found)
     assert again is not None
     assert again.plan_or_none() == PLAN
     assert again.finished() == winners
@@ -181,9 +181,9 @@ def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore, monke
     monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # it is seen to live long before, however slow the machine is
     work = Work.begin(store, PLAN)
     (folder,) = store.remains()
-    assert Work.of_the_dead_or_none(store, folder) is None
+    assert Work.abandoned_or_none(store, folder) is None
     work.release()
-    again = Work.of_the_dead_or_none(store, folder)
+    again = Work.abandoned_or_none(store, folder)
     assert again is not None, "at once, since the one before gave it back"
     again.release()
 
@@ -200,7 +200,7 @@ def test_of_several_that_find_a_driver_dead_one_goes_on(store: RemoteStore, monk
 
     monkeypatch.setattr(RemotePath, "create", create_together)
     with ThreadPoolExecutor(4) as threads:
-        found = [each for each in threads.map(lambda _: Work.of_the_dead_or_none(store, folder), range(4)) if each]
+        found = [each for each in threads.map(lambda _: Work.abandoned_or_none(store, folder), range(4)) if each]
     assert len(found) == 1
     found[0].release()
 
@@ -209,7 +209,7 @@ def test_a_driver_that_was_only_stopped_gives_way_and_what_the_other_published_s
     stopped = Work.begin(store, PLAN)
     winners = {piece.name: attempt(stopped, piece) for piece in PIECES}
     killed(stopped)
-    other = Work.of_the_dead_or_none(store, stopped.folder)
+    other = Work.abandoned_or_none(store, stopped.folder)
     assert other is not None
     with pytest.raises(Unavailable, match="another driver took this driver for dead and continues its work"):
         stopped.publish(PLAN, winners, 2)

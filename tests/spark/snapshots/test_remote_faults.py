@@ -104,7 +104,7 @@ def test_a_driver_that_slept_takes_no_file_that_the_other_has_published(store: R
     winners = {PIECES[0].name: attempt(stopped, PIECES[0])}
     own = {**winners, PIECES[1].name: attempt(stopped, PIECES[1], noted=False)}
     killed(stopped)
-    other = Work.of_the_dead_or_none(store, stopped.folder)
+    other = Work.abandoned_or_none(store, stopped.folder)
     assert other is not None
     found = other.finished()
     assert found == winners
@@ -122,7 +122,7 @@ def test_a_driver_that_slept_takes_no_file_that_the_other_has_published(store: R
 def test_a_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: RemoteStore) -> None:
     stopped = Work.begin(store, PLAN)
     killed(stopped)
-    other = Work.of_the_dead_or_none(store, stopped.folder)
+    other = Work.abandoned_or_none(store, stopped.folder)
     assert other is not None
     winners = {piece.name: attempt(other, piece) for piece in PIECES}
     stopped.remove()  # as when its pin has ended
@@ -166,7 +166,7 @@ def test_one_that_publishes_while_another_is_about_to_remove_its_work_gives_way(
     assert store.ids() == []
     mark.unlink()
     work.release()
-    again = Work.of_the_dead_or_none(store, work.folder)
+    again = Work.abandoned_or_none(store, work.folder)
     assert again is not None
     manifest = again.publish(PLAN, again.finished(), 3)
     assert list(verify.problems_of(store, [manifest])) == []
@@ -221,7 +221,7 @@ def test_work_ages_also_where_others_look_at_it_every_night(
     monkeypatch.setattr(
         MemoryFileSystem, "modified", lambda fs, path: _moved(fs.store[path], "000002" in path, RESUMABLE_S)
     )
-    again = Work.of_the_dead_or_none(store, folder)
+    again = Work.abandoned_or_none(store, folder)
     assert again is not None
     again.release()
     assert store.stale_remains(later_s) == []

@@ -18,7 +18,7 @@ from kvstore.errors import InvalidRequest
 from kvstore.spark.snapshots import chains, compare
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.restore import Restored, _write, restore
 from kvstore.spark.snapshots.tables import Tables
@@ -124,7 +124,7 @@ def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: (NOW_MS + 365 * 86_400_000) * 1_000_000)
     chain = chains.chain_of(store.load_all(), "b")
-    assert restored(HereTables(), store, chain, Cut(), config, filled=True) == Restored(2001, 1)
+    assert restored(LocalTables(), store, chain, Cut(), config, filled=True) == Restored(2001, 1)
 
 
 def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: DirectoryStore, config: ClientConfig) -> None:
@@ -135,8 +135,8 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: Directo
         with pytest.raises(
             InvalidRequest, match=r"got one with \d+ keys; restore into an empty cluster, or pass --merge"
         ):
-            restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=False)
-        assert restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=True).written == 1999
+            restored(LocalTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=False)
+        assert restored(LocalTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=True).written == 1999
         values = client.get_many([b"new", b"key0500", b"key0001", b"key0003"])
         assert [values[key].value for key in (b"new", b"key0500", b"key0001", b"key0003")] == [
             b"stays",
@@ -180,11 +180,11 @@ def test_a_moment_comes_back_as_it_was(store: DirectoryStore, config: ClientConf
     chain = chains.covering(store.load_all(), None, cut)
     with Client(config) as client:
         emptied(client)
-        restored(HereTables(), store, chain, cut, config, filled=False)
+        restored(LocalTables(), store, chain, cut, config, filled=False)
         assert client.get(b"key0003") is not None
         assert client.get(b"key0002") is None
-        assert compare.against_restored(HereTables(), store, chain, cut, config, 5).count == 0
-        assert compare.against_restored(HereTables(), store, chain, Cut(), config, 5).examples == (
+        assert compare.against_restored(LocalTables(), store, chain, cut, config, 5).count == 0
+        assert compare.against_restored(LocalTables(), store, chain, Cut(), config, 5).examples == (
             (b"key0003", "added"),
         )
 
@@ -204,7 +204,7 @@ def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_le
             kill(driver)
         assert 0 < client.count() < RESTORED, "what was on its way may still come"
         with pytest.raises(InvalidRequest, match=r"the cluster holds \d+ keys: .*--merge"):
-            restored(HereTables(), store, chain, Cut(), config, filled=False)
+            restored(LocalTables(), store, chain, Cut(), config, filled=False)
         victim = leader_of(cluster, "p1")
         killed: list[str] = []
 
@@ -214,8 +214,8 @@ def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_le
                 cluster.kill(victim)
 
         monkeypatch.setattr("kvstore.spark.snapshots.restore.LOOK_S", 0.01)  # it takes a second or two
-        done = restore(HereTables(), store, chain, Cut(), config, into_filled=True, progress=kill_once)
+        done = restore(LocalTables(), store, chain, Cut(), config, into_filled=True, progress=kill_once)
         assert (killed, done.written) == ([victim], RESTORED)
         assert client.count() == RESTORED
-    found = compare.against_restored(HereTables(), store, chain, Cut(), config, 5)
+    found = compare.against_restored(LocalTables(), store, chain, Cut(), config, 5)
     assert (found.count, found.same) == (0, RESTORED)

@@ -22,7 +22,7 @@ from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots import stored, verify
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest, decode, encode
 from kvstore.spark.snapshots.places import open_store
 from kvstore.spark.snapshots.signing import KEY, KEY_FILE, keys_of_environment
@@ -64,7 +64,7 @@ def piped(path: Path, outside: Path) -> None:
 READS: dict[str, Callable[[DirectoryStore, Manifest], object]] = {
     "load": lambda store, manifest: store.load(manifest.id),
     "check_files": lambda store, manifest: verify.check_files(store, [manifest], lambda _: None),
-    "rows": lambda store, manifest: list(HereTables().folded(store, [manifest], Cut()).batches()),
+    "rows": lambda store, manifest: list(LocalTables().folded(store, [manifest], Cut()).batches()),
 }
 
 

@@ -150,7 +150,7 @@ def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
     work.release()
     assert store.ids() == []
     (found,) = store.remains()
-    again = Work.of_the_dead_or_none(store, found)
+    again = Work.abandoned_or_none(store, found)
     assert again is not None
     assert again.plan_or_none() == PLAN
     assert again.finished() == winners
@@ -202,7 +202,7 @@ def test_a_note_that_was_torn_does_not_count(store: DirectoryStore) -> None:
 def test_the_work_of_a_driver_that_lives_is_left_alone(store: DirectoryStore) -> None:
     Work.begin(store, PLAN)
     (folder,) = store.remains()
-    assert Work.of_the_dead_or_none(store, folder) is None
+    assert Work.abandoned_or_none(store, folder) is None
     store.remove_remains([folder])
     assert folder.exists()
 
