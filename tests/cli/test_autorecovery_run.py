@@ -49,7 +49,7 @@ async def votes(store: MemoryStore) -> list[str]:
 
 
 @pytest.mark.parametrize(("part", "task"), [(Auditor, "_audit_when_told"), (Worker, "_follow_switch")])
-def test_a_part_that_fails_ends_the_command_and_leaves_the_office_to_others(
+def test_a_failing_task_ends_the_command_and_frees_the_auditor_role(
     part: type, task: str, left_over: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dead auditor would keep the office for the whole cluster: its session lives."""

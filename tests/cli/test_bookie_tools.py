@@ -72,9 +72,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
     ids=["bookie list", "ledger read", "ledger recover", "ledger give-up", "autorecovery run"],
 )
-def test_bookies_are_told_of_which_cluster_a_command_is(
-    told: list[str], command: Callable[[], None], loggers: None
-) -> None:
+def test_bookies_receive_the_cluster_of_a_command(told: list[str], command: Callable[[], None], loggers: None) -> None:
     """docs/protocol.md, B32."""
     with pytest.raises(InvalidRequest, match="seen"):
         command()

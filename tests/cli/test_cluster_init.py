@@ -63,9 +63,7 @@ def test_a_cluster_that_is_there_gets_no_second_secret(store: MemoryStore, tmp_p
     assert "Copy the file" not in same.stdout
 
 
-def test_a_cluster_from_before_there_were_secrets_gets_one_that_is_asked_for(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+def test_a_cluster_without_a_secret_gets_one_on_request(store: MemoryStore, tmp_path: Path) -> None:
     init(tmp_path / "lost")
     made = init(tmp_path / "new", "--new-secret", *NODES)
     assert (made.returncode, "Copy the file" in made.stdout) == (0, True)
@@ -88,7 +86,7 @@ def test_a_ring_that_has_moved_is_the_cluster_that_was_founded(store: MemoryStor
     assert (others.returncode, "with the nodes b, c, d" in others.stderr) == (1, True)
 
 
-def test_what_is_exported_is_the_owners_alone_and_no_half_of_it_stays(
+def test_exported_files_are_private_and_no_partial_export_remains(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the passwords of all ledgers."""

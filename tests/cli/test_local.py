@@ -80,12 +80,12 @@ def test_down_without_a_cluster_is_no_error(tmp_path: Path) -> None:
     assert json.loads(answer.stdout) == {"stopped": []}
 
 
-def test_down_says_that_there_is_no_cluster_where_it_looked(tmp_path: Path) -> None:
+def test_down_reports_where_it_found_no_cluster(tmp_path: Path) -> None:
     assert kvstore("down", "--data-dir", str(tmp_path)).stdout == f"no cluster in {tmp_path}\n"
 
 
 @pytest.mark.parametrize("content", ["", '{"zookeeper": "127.0.', "[]", "5", '{"nodes": 7}', "\0\0\0\0"])
-def test_what_is_no_cluster_file_is_named(tmp_path: Path, content: str) -> None:
+def test_an_invalid_cluster_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "cluster.json").write_text(content)
     with pytest.raises(ConfigError, match=f"{tmp_path}/cluster.json is not a cluster file"):
         LocalCluster(tmp_path).load()
@@ -161,7 +161,7 @@ def _planned(offset: int) -> ClusterFile:
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("get", "k"), ("ledger", "list")])
-def test_what_is_no_cluster_file_costs_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_an_invalid_cluster_file_gives_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "cluster.json").write_text("[]")
     answer = kvstore(*command, "--data-dir", str(tmp_path))
     assert answer.returncode == 1
@@ -170,7 +170,7 @@ def test_what_is_no_cluster_file_costs_one_line(tmp_path: Path, command: tuple[s
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("down",), ("status",)])
-def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_place(
+def test_a_copied_or_moved_cluster_starts_no_nodes_of_the_old_directory(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     made = layout.plan(
@@ -225,7 +225,7 @@ def test_a_node_that_could_never_start_is_not_founded() -> None:
     assert "--node 'N 1': want lower-case letters" in kvstore(*arguments).stderr
 
 
-def test_it_tells_its_version() -> None:
+def test_the_command_prints_its_version() -> None:
     assert as_process("--version").stdout == f"{VERSION}\n"
 
 
@@ -275,7 +275,7 @@ def test_a_node_is_known_by_every_path_to_its_file(tmp_path: Path, word: str) ->
             process.kill()
 
 
-def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
+def test_a_node_that_ended_is_named_at_once_while_another_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = LocalCluster(tmp_path)
@@ -287,7 +287,7 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
         cluster.wait_ready(timeout_s=1)
 
 
-def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_repeats_only_the_output_of_the_process_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It printed the last lines of a process that had been stopped in order."""
     (tmp_path / "logs").mkdir()
     log, output = tmp_path / "logs" / "n1.log", tmp_path / "logs" / "n1.out"
@@ -327,7 +327,9 @@ def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch
     assert not started
 
 
-def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_reports_the_message_of_a_node_that_does_not_become_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node that had been drained was waited for, and nothing said so."""
 
     class Drained(BaseHTTPRequestHandler):
@@ -383,7 +385,7 @@ def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:
 @pytest.mark.parametrize(
     ("last", "said"), [("", []), ("it is held", ["the cluster's version has not risen: it is held"])]
 )
-def test_up_waits_for_version_and_date_of_every_node_but_not_for_what_lasts(
+def test_up_waits_for_the_version_and_clock_of_every_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, said: list[str]
 ) -> None:
     """What a new cluster's first command needs was refused for some seconds, and `status` right after `up` found a node
@@ -415,7 +417,7 @@ def test_up_waits_for_version_and_date_of_every_node_but_not_for_what_lasts(
         (["no page of ours"], ("", "")),
     ],
 )
-def test_what_a_node_waits_for_is_on_its_first_page(
+def test_the_first_page_of_a_node_shows_the_reason_it_waits(
     monkeypatch: pytest.MonkeyPatch, page: object, found: tuple[str, str]
 ) -> None:
     monkeypatch.setattr("kvstore.devcluster.pages._get", lambda *_: json.dumps(page).encode())
@@ -476,7 +478,7 @@ def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path)
     assert toml.read(Path(cluster.load().nodes[0].config), NodeConfig).limits.waiting_max == 7
 
 
-def test_secure_cluster_of_an_earlier_release_names_the_clients_of_its_bookies(tmp_path: Path) -> None:
+def test_an_older_secure_cluster_names_the_clients_of_its_bookies(tmp_path: Path) -> None:
     cluster = Started(tmp_path)
     with pytest.raises(Unavailable):
         cluster.up(UpOptions(data_dir=tmp_path, secure=True))
@@ -490,7 +492,7 @@ def test_secure_cluster_of_an_earlier_release_names_the_clients_of_its_bookies(t
     assert [toml.read(config, NodeConfig).bookie_clients for config in configs] == [wanted] * 3
 
 
-def test_a_nodes_file_that_a_power_cut_left_empty_is_written_anew(tmp_path: Path) -> None:
+def test_a_node_file_left_empty_by_a_power_failure_is_written_again(tmp_path: Path) -> None:
     """One that was not synced has no byte after the cut; a secret alone was written into it, and no node started."""
     cluster = Started(tmp_path)
     secrets_of(cluster)

@@ -86,7 +86,7 @@ x = 2
     assert [line_of(name, found) for name in ("log.quorum.write", "log.roll_age_s", "tls", "")] == [19, 16, None, None]
 
 
-def test_every_fault_is_said_with_its_line(tmp_path: Path) -> None:
+def test_every_fault_is_reported_with_its_line(tmp_path: Path) -> None:
     more = "repair_after_s = -1\nrols = []\n[partition]\nlease_ms = 1.5\n\n[storage]\nlost_dirs = [\n 'a', 7]\n"
     answer = checked(node_file(tmp_path, more))
     assert answer.exit_code == 1
@@ -105,7 +105,7 @@ def test_every_fault_is_said_with_its_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_without_faults_is_told_so_and_what_it_names_is_looked_at(tmp_path: Path) -> None:
+def test_a_file_without_faults_is_reported_valid_and_its_paths_are_checked(tmp_path: Path) -> None:
     file = node_file(tmp_path)
     answer = checked(file, "--strict")
     assert answer.stdout == f"{file}: node n1, bookie and server: no faults, no warnings\n"
@@ -136,7 +136,7 @@ def test_certificates_that_do_not_serve_are_faults(tmp_path: Path) -> None:
     assert found(replace(files.bookie, cert=tmp_path / "none.pem")).exit_code == 1
 
 
-def test_what_is_no_toml_is_said_with_its_line(tmp_path: Path) -> None:
+def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     answer = checked(node_file(tmp_path, "zone = \n"))
     assert isinstance(answer.exception, ConfigError)
     assert "not TOML" in str(answer.exception)
@@ -187,7 +187,7 @@ WARNED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "table"), WARNED, ids=[name for name, _ in WARNED])
-def test_what_is_allowed_and_unsafe_or_odd_is_warned_of(name: str, table: dict[str, Any]) -> None:
+def test_unsafe_or_unusual_settings_give_a_warning(name: str, table: dict[str, Any]) -> None:
     config = toml.from_table({**GOOD, **table}, NodeConfig)
     assert [each.name for each in advice(config)] == [name]
 
@@ -198,7 +198,7 @@ def test_a_plain_file_is_not_warned_of() -> None:
     assert advice(toml.from_table(server, NodeConfig)) == [], "of disks that it does not have"
 
 
-def test_two_doors_do_not_share_an_address() -> None:
+def test_two_listeners_cannot_share_an_address() -> None:
     config = toml.from_table({**GOOD, "grpc": "127.0.0.1:8401"}, NodeConfig)
     assert [each.name for each in clashes(config)] == ["grpc"]
     assert clashes(toml.from_table({**GOOD, "grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}, NodeConfig)) == []
@@ -229,7 +229,7 @@ def test_an_address_is_shared_under_two_names_too(one: str, other: str, do_meet:
     assert clashes(toml.from_table({**GOOD, **doors, "grpc": f"{one}:7402"}, NodeConfig)) == []
 
 
-def test_what_traces_need_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requirements_of_traces_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = f'[tracing]\nendpoint = "https://collector:4317"\nca = "{tmp_path}/ca.pem"\n'
     file = node_file(tmp_path, traces)
     assert ":7: fault: tracing.ca: " in (said := checked(file).stdout)
@@ -248,7 +248,7 @@ def test_what_traces_need_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert checked(node_file(tmp_path)).exit_code == 0, "who wants no traces needs nothing for them"
 
 
-def test_a_setting_that_is_read_no_more_is_a_warning_so_that_nodes_start_with_old_files(tmp_path: Path) -> None:
+def test_an_obsolete_setting_is_only_a_warning(tmp_path: Path) -> None:
     file = node_file(tmp_path, "unsafe = true\n")
     answer = checked(file)
     assert (answer.exit_code, checked(file, "--strict").exit_code) == (0, 1)
@@ -271,7 +271,7 @@ def test_disks_that_are_one_are_warned_of(tmp_path: Path) -> None:
     assert "journal_dirs: b is on the same file system as a, so both are lost together" in answer.stdout
 
 
-def test_what_the_command_line_sets_is_checked_in_place_of_the_file(tmp_path: Path) -> None:
+def test_settings_of_the_command_line_are_checked_before_the_file(tmp_path: Path) -> None:
     file = node_file(tmp_path)
     answer = checked(file, "--set", "id=n7", "--set", "partition.lease_ms=-1", "--set", "http=127.0.0.1:8500")
     assert f"{file}: fault: partition.lease_ms: want 0 to 120000, got -1\n" in answer.stdout
@@ -321,9 +321,7 @@ def test_node_check_writes_where_the_node_would(
     assert f": {weight}: {name}: {tmp_path}/{place}: expected to " in found.stdout
 
 
-def test_a_disk_that_cannot_be_looked_at_is_a_fault_among_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_disk_is_listed_with_the_other_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, look = tmp_path / "disk2", Path.stat
 
     def stat(path: Path, **more: Any) -> Any:

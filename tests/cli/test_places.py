@@ -70,7 +70,7 @@ def test_each_path_of_each_command_refuses_a_url_and_makes_nothing(
 
 
 @pytest.mark.parametrize("place", [URL, "s3a:/bucket", "hdfs://host/x", "file:///x", "HTTPS://x/y", Path(URL)])
-def test_urls_are_no_paths_and_the_refusal_says_what_is_wanted(place: str | Path) -> None:
+def test_a_url_in_place_of_a_path_is_refused_with_the_expected_form(place: str | Path) -> None:
     with pytest.raises(
         ConfigError, match=r"want a path on a file system that is mounted here, such as /backups .*, got"
     ):

@@ -18,7 +18,7 @@ from tests.commands import Done, kvstore
 
 
 @pytest.mark.parametrize(("prefix", "keys"), [(("acme/",), "'acme/'"), ((), "every key"), (("",), "every key")])
-def test_a_right_to_every_key_is_told_as_that(
+def test_a_right_to_every_key_is_shown_as_such(
     monkeypatch: pytest.MonkeyPatch, prefix: tuple[str, ...], keys: str
 ) -> None:
     """It may be the prefix that a shell's variable did not hold."""
@@ -29,7 +29,7 @@ def test_a_right_to_every_key_is_told_as_that(
     assert [each["prefix"] for change in asked for each in change.values()] == ["".join(prefix).encode()] * 2
 
 
-def test_an_administrator_who_is_lost_is_replaced_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_administrator_is_replaced_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
 
     def with_tools(_: Path, __: str | None, work: Callable[[Any], Awaitable[Any]]) -> Any:

@@ -58,7 +58,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: DirectoryStore) -> None:
+def test_a_list_shows_all_snapshots_and_which_are_usable(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     damage(store.root / "a" / NAME)
     store.work("c").mkdir()
@@ -73,7 +73,7 @@ def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: Directo
     assert "full" in run("list", store.root)[1]
 
 
-def test_a_list_says_that_there_is_only_unfinished_work(run: Run, tmp_path: Path) -> None:
+def test_a_list_reports_that_there_is_only_unfinished_work(run: Run, tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "new")
     store.work("c").mkdir(parents=True)
     code, out, err = run("list", store.root)
@@ -163,7 +163,7 @@ def test_nothing_continues_a_broken_chain(run: Run, store: DirectoryStore, monke
 
 
 @pytest.mark.parametrize("here", ["nothing", "a broken chain", "what the logs do not reach back to"])
-def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
+def test_a_full_snapshot_is_taken_instead_on_request(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: str
 ) -> None:
     root = tmp_path / "new" if here == "nothing" else store.root
@@ -206,7 +206,9 @@ def test_list_calls_no_snapshot_usable_that_lacks_a_file(run: Run, store: Direct
 
 
 @pytest.mark.parametrize("change", [damage, os.unlink])
-def test_list_says_why_a_parent_cannot_be_read(run: Run, store: DirectoryStore, change: Callable[[Path], None]) -> None:
+def test_list_reports_why_a_parent_cannot_be_read(
+    run: Run, store: DirectoryStore, change: Callable[[Path], None]
+) -> None:
     change(store.root / "a" / NAME)
     states = {row["id"]: row["state"] for row in json.loads(run("list", store.root, "--json")[1])["snapshots"]}
     reason = "its checksum does not match" if change is damage else "manifest.json is missing"
@@ -236,7 +238,7 @@ def test_incremental_continues_no_snapshot_that_lacks_a_file(
     assert (code, "is missing; restore the file from a copy" in err) == (1, True)
 
 
-def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
+def test_a_restored_cluster_continues_in_the_old_directory(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Night after night it was refused."""
@@ -261,7 +263,7 @@ def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
     assert taken == [None, "z"]
 
 
-def test_a_damaged_manifest_leaves_the_snapshots_that_do_not_stand_on_it(run: Run, store: DirectoryStore) -> None:
+def test_a_damaged_manifest_leaves_the_snapshots_not_based_on_it(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(b"")
     assert run("verify", store.root, "b")[0] == 0
@@ -288,7 +290,7 @@ def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path
         (("--data-dir", "/nonexistent"), "no cluster at /nonexistent/cluster.json; start one"),
     ],
 )
-def test_what_cannot_be_taken_is_one_line_and_leaves_nothing(
+def test_a_snapshot_that_fails_reports_one_line_and_leaves_nothing(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], told: str
 ) -> None:
     monkeypatch.setattr("kvstore.cli.snapshot_tools.FIND_S", 0.3)
@@ -353,7 +355,7 @@ def test_a_moment_without_a_zone_is_utc(text: str) -> None:
     assert cut_of(moment(text), None) == Cut(time_ms=1_795_205_700_123)
 
 
-def test_spark_is_asked_for_only_when_it_is_needed(
+def test_spark_is_started_only_when_it_is_needed(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(*modules: str) -> None:
@@ -366,7 +368,7 @@ def test_spark_is_asked_for_only_when_it_is_needed(
     assert (code, err) == (3, "kvstore: not checked: pyarrow is not installed: install the extra spark\n")
 
 
-def test_little_work_starts_no_spark_unless_it_is_told_to(
+def test_little_work_starts_no_spark_unless_requested(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_spark(*_: object, **__: object) -> None:
@@ -385,14 +387,14 @@ def test_little_work_starts_no_spark_unless_it_is_told_to(
     assert run("diff", store.root, "a", "b", "--master", "none")[0] == 1
 
 
-def test_where_no_snapshot_can_be_made_nobody_is_asked_for_one(run: Run, tmp_path: Path) -> None:
+def test_an_unusable_directory_is_reported_before_servers_are_asked(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, _, err = run("create", "--to", tmp_path / "file", "--data-dir", "/nonexistent")
     assert (code, err.count("\n")) == (1, 1)
     assert "file is not a directory" in err, "not that there is no cluster"
 
 
-def test_snapshots_of_two_clusters_are_not_taken_for_each_other(run: Run, store: DirectoryStore) -> None:
+def test_snapshots_of_two_clusters_are_not_confused(run: Run, store: DirectoryStore) -> None:
     """The newest of one was restored as the other's; the retention of one removed all of the other."""
     made = full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(encode(replace(made, cluster="another")))
@@ -403,7 +405,7 @@ def test_snapshots_of_two_clusters_are_not_taken_for_each_other(run: Run, store:
     assert run("prune", store.root, "--keep", 1)[1] == "nothing to do\n"
 
 
-def test_what_is_continued_since_a_moment_ago_is_not_removed(store: DirectoryStore) -> None:
+def test_work_that_was_just_continued_is_not_removed(store: DirectoryStore) -> None:
     assert not store.remove("a")
     assert store.ids() == ["a", "b"]
     assert store.remains() == []
@@ -412,7 +414,7 @@ def test_what_is_continued_since_a_moment_ago_is_not_removed(store: DirectorySto
     assert store.ids() == []
 
 
-def test_prune_keeps_chains_whole_and_takes_what_nobody_goes_on_with(run: Run, store: DirectoryStore) -> None:
+def test_prune_keeps_chains_complete_and_removes_abandoned_work(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     stale, fresh = store.work("old"), store.work("new")
     for folder in (stale, fresh):

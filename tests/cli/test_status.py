@@ -55,7 +55,7 @@ access control: on; last snapshot: 2 d 3 h old
 as seen by n1"""
 
 
-def test_the_clusters_version_is_told_where_it_is_known() -> None:
+def test_the_version_of_the_cluster_is_shown_where_it_is_known() -> None:
     report = ClusterReport(server="n1", cluster_version=2)
     assert "cluster version: 2, which kvstore 0.2.0 supports" in status_text(report).splitlines()
     assert status_document(report)["cluster_version"] == 2
@@ -94,7 +94,7 @@ def test_the_text_of_a_healthy_and_of_a_lame_cluster() -> None:
     assert status_text(lame()) == SILENT_TEXT
 
 
-def test_a_partition_that_has_retired_is_not_one_that_nobody_serves() -> None:
+def test_a_retired_partition_is_not_counted_as_unserved() -> None:
     report = well()
     report.partitions.add(id="p0", state="retired")
     text = status_text(whole(report))
@@ -102,7 +102,7 @@ def test_a_partition_that_has_retired_is_not_one_that_nobody_serves() -> None:
     assert "partitions: 2 of 2 are served; retired: p0, kept by pins (`kvstore partition pins`); ring" in text
 
 
-def test_status_line_counts_the_ledgers_of_other_clients_and_says_what_is_unknown() -> None:
+def test_the_status_line_counts_foreign_ledgers_and_unknown_ones() -> None:
     report = well()
     report.copies.foreign, report.copies.lacking, report.copies.at_risk = 30, 5, 1
     line = (
@@ -173,7 +173,7 @@ def test_no_answer_is_not_served_and_a_refused_login_is_nothing_learnt(
     assert str(error) in answer.output
 
 
-def test_in_a_pipe_each_change_is_a_line_and_what_stays_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pipe_each_change_is_one_line_and_nothing_else_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [whole(well()), whole(well()), lame(), lame()]
     looks[1].nodes[0].report.uptime_s += 2
 
@@ -191,7 +191,7 @@ def test_in_a_pipe_each_change_is_a_line_and_what_stays_is_none(monkeypatch: pyt
     assert answer.exit_code == 1, "as the last look"
 
 
-def test_on_a_terminal_each_look_is_drawn_over_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_each_view_is_drawn_over_the_previous(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [whole(well()), whole(well())]
 
     def ask(_: Any) -> ClusterReport:
@@ -279,7 +279,7 @@ def test_the_metadata_store_is_read_while_it_is_there(
     assert capsys.readouterr().err == ""
 
 
-def test_while_it_is_away_servers_tell_and_the_age_is_said(
+def test_while_the_store_is_unavailable_servers_answer_with_an_age(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Cluster(monkeypatch, session="suspended")
@@ -291,7 +291,7 @@ def test_while_it_is_away_servers_tell_and_the_age_is_said(
     )
 
 
-def test_a_store_that_goes_while_it_is_read_is_away_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_lost_during_a_read_is_unavailable_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, session="connected")
     cluster.is_gone = True
     assert cluster.ask() == "told by n1"
@@ -302,7 +302,7 @@ def test_a_store_that_goes_while_it_is_read_is_away_too(monkeypatch: pytest.Monk
         cluster.ask()
 
 
-def test_a_store_that_is_named_is_asked_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_named_store_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, session="suspended")
     with pytest.raises(MetadataUnavailable):
         cluster.ask("zk:2181")
@@ -321,7 +321,7 @@ def test_bytes_are_shown_in_the_largest_unit(count: int, shown: str) -> None:
     assert shown_bytes(count) == shown
 
 
-def test_the_text_says_how_far_tls_goes_and_what_still_comes_without() -> None:
+def test_the_text_reports_the_connections_with_and_without_tls() -> None:
     report = well()
     assert "TLS" not in status_text(whole(report)), "nobody has any"
     for node, mode in zip(report.nodes, ("require", "prefer"), strict=False):
@@ -359,7 +359,7 @@ def test_one_line_names_the_namespaces_that_are_near_a_quota_or_refuse() -> None
     assert "and 5 more (kvstore namespace list)" in status_text(report)
 
 
-def test_whoever_watches_is_told_that_nothing_is_learnt_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_reports_missing_answers_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """As while a node has no table of users yet, or the metadata store that names the nodes is away."""
     refused = NotAuthenticated("who?")
     looks: list[Any] = [whole(well()), refused, refused, whole(well()), OSError("no file")]

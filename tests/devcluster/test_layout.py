@@ -28,7 +28,7 @@ def test_node_i_has_the_default_ports_plus_i() -> None:
     assert (second.data_dir, second.config) == ("/data/n2", "/data/n2/node.toml")
 
 
-def test_etcd_takes_zookeepers_place_if_that_is_said_the_first_time() -> None:
+def test_etcd_replaces_zookeeper_if_requested_at_the_first_start() -> None:
     made = plan(UpOptions(data_dir=DATA, metadata=Kind.ETCD, port_offset=20_000), None)
     assert made.zookeeper == "etcd://127.0.0.1:22379/kvstore"
     assert made.own_zookeeper
@@ -92,7 +92,7 @@ def test_a_cluster_that_was_made_is_kept_as_it_is() -> None:
     assert plan(UpOptions(data_dir=DATA, nodes=3, port_offset=7), made) == made
 
 
-def test_a_cluster_that_was_made_can_get_other_ports_and_nothing_else_changes() -> None:
+def test_an_existing_cluster_can_change_its_ports_and_nothing_else() -> None:
     made = plan(UpOptions(data_dir=DATA, port_offset=7), None)
     assert plan(UpOptions(data_dir=DATA, port_offset=20_000), made) == plan(
         UpOptions(data_dir=DATA, port_offset=20_000), None
@@ -126,12 +126,12 @@ def test_the_cluster_file_survives_its_document() -> None:
         ({"zookeeper": "z:1", "zookeeper_pid": None, "nodes": [{"pid": "7"}]}, r"nodes\[0\].pid: want int, got '7'"),
     ],
 )
-def test_what_is_no_cluster_file_is_refused_with_its_faults(document: object, fault: str) -> None:
+def test_an_invalid_cluster_file_is_refused_with_its_faults(document: object, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         ClusterFile.from_document(document)
 
 
-def test_a_node_is_told_what_the_cluster_file_says() -> None:
+def test_a_node_receives_the_settings_of_the_cluster_file() -> None:
     made = plan(UpOptions(data_dir=DATA, zookeeper="zk:2181/x"), None)
     assert not made.own_zookeeper
     config = node_config(made, made.nodes[2], DATA)
@@ -139,7 +139,7 @@ def test_a_node_is_told_what_the_cluster_file_says() -> None:
     assert (config.log_dir, config.secret_file) == (Path("/data/logs"), Path("/data/cluster.secret"))
 
 
-def test_external_bookies_are_found_by_their_metadata_store_and_take_no_ports() -> None:
+def test_external_bookies_are_found_by_their_store_and_take_no_ports() -> None:
     with pytest.raises(ConfigError, match="--bookies external: expected --metadata"):
         plan(UpOptions(data_dir=DATA, bookies=Keepers.EXTERNAL), None)
     made = plan(UpOptions(data_dir=DATA, bookies=Keepers.EXTERNAL, zookeeper="zk:2181"), None)

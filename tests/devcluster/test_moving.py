@@ -33,7 +33,7 @@ def a_cluster(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b & c", "jörg", "old/deeper", "old-2"])
-def test_a_folder_that_was_moved_goes_on_where_it_is(tmp_path: Path, name: str) -> None:
+def test_a_moved_folder_continues_in_its_new_place(tmp_path: Path, name: str) -> None:
     old, new = tmp_path / "old", tmp_path / name
     a_cluster(old)
     (tmp_path / "away").mkdir()

@@ -37,14 +37,14 @@ def read(text: str) -> NodeConfig:
         ("zone=1\nunsafe = true", "1\nunsafe = true"),
     ],
 )
-def test_a_value_is_toml_or_a_word(text: str, value: object) -> None:
+def test_a_value_is_toml_or_a_plain_string(text: str, value: object) -> None:
     assert parse(text) == Setting(text.partition("=")[0], value)
 
 
 @pytest.mark.parametrize(
     "text", ["", "zone", "=5", ".a=5", "a..b=5", "log.=5", "Log.roll_bytes=5", *map("{}=5".format, PLACED)]
 )
-def test_what_is_no_setting_or_not_the_same_on_all_nodes_is_refused(text: str) -> None:
+def test_an_unknown_or_node_specific_setting_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         parse(text)
 

@@ -94,7 +94,7 @@ def test_failures_of_the_warm_up_are_not_counted_either(world: SimWorld, calls: 
 
 
 @pytest.mark.parametrize("wrong", [{"rate": math.nan}, {"seconds": math.nan}, {"warmup_s": math.inf}])
-def test_what_would_never_end_is_refused(wrong: dict[str, float]) -> None:
+def test_a_run_that_would_never_end_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest, match="expected a finite number"):
         LoadSpec(**wrong)  # type: ignore[arg-type]
 
@@ -131,7 +131,7 @@ def test_failures_are_counted_by_name_and_not_as_operations(world: SimWorld, cal
     assert found.errors["Overloaded"] == sum(calls.seen.values())
 
 
-async def test_a_load_that_is_cancelled_tells_what_was_done(calls: Calls) -> None:
+async def test_a_cancelled_load_returns_its_result(calls: Calls) -> None:
     load = asyncio.create_task(Generator(LoadSpec(seconds=60, warmup_s=0, in_flight=2), calls.all()).run())
 
     async def is_begun() -> bool:
@@ -171,7 +171,7 @@ def test_operations_are_recorded_in_the_outcome_of_when_they_begin(world: SimWor
 
 
 @pytest.mark.parametrize("in_flight", [1, 7])
-def test_closed_loop_does_each_number_once_and_no_more_at_a_time(world: SimWorld, in_flight: int) -> None:
+def test_a_closed_loop_does_each_number_once_within_its_concurrency(world: SimWorld, in_flight: int) -> None:
     seen: list[int] = []
     under_way = most = 0
 
@@ -233,7 +233,7 @@ def test_the_command_runs_a_load_and_prints_percentiles(monkeypatch: pytest.Monk
     assert all(row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in document["latencies"])
 
 
-def test_a_load_that_is_interrupted_prints_its_figures_and_says_so() -> None:
+def test_an_interrupted_load_prints_its_figures_and_a_note() -> None:
     cluster = ModelCluster()
     with serving_in_a_thread(cluster) as servers:
         arguments = ["--seconds", "60", "--warmup", "0", "--in-flight", "2", "--json"]

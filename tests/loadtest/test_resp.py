@@ -92,7 +92,7 @@ async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: py
     assert row["service_p50_ms"] <= row["p50_ms"]
 
 
-async def test_an_error_reply_is_an_error_and_the_connection_stays() -> None:
+async def test_an_error_reply_is_an_error_and_the_connection_stays_open() -> None:
     replies = iter([b"-ERR no\r\n", b"+OK\r\n"])
     async with door(lambda command: next(replies)) as address:
         opened = await callers(address, LoadSpec(in_flight=1))
@@ -103,7 +103,7 @@ async def test_an_error_reply_is_an_error_and_the_connection_stays() -> None:
         opened.close()
 
 
-async def test_a_door_that_refuses_is_heard_at_once_and_by_its_kind() -> None:
+async def test_a_refused_connection_is_reported_at_once_with_its_kind() -> None:
     for words, kind in (
         (b"NOAUTH Authentication required.", NotAuthenticated),
         (b"NOPERM user a lacks the right read", PermissionDenied),
@@ -117,7 +117,7 @@ async def test_a_door_that_refuses_is_heard_at_once_and_by_its_kind() -> None:
     "reason",
     [OutcomeUnknown("lost"), Overloaded("full"), RateExceeded("n", 1, 1, 1), Unavailable("nobody"), NotEnoughBookies()],
 )
-async def test_what_may_be_done_or_tried_again_is_told_as_that(reason: StoreError) -> None:
+async def test_unknown_outcomes_and_retryable_errors_are_distinguished(reason: StoreError) -> None:
     """As a node's Redis door says it; a write of unknown outcome is no wrong request."""
     async with door(lambda _: failure(reason)) as address:
         opened = await callers(address, LoadSpec(in_flight=1))
@@ -188,7 +188,7 @@ async def test_commands_of_one_turn_leave_together_and_are_answered_in_order() -
     assert [command[1] for command in seen] == [b"n%d" % number for number in range(100)]
 
 
-async def test_error_replies_are_raised_by_ask_and_listed_by_ask_all() -> None:
+async def test_error_replies_are_raised_by_ask_and_returned_by_ask_all() -> None:
     replies = {b"GET": b"$-1\r\n", b"BAD": b"-ERR no\r\n", b"EXEC": b"*2\r\n+OK\r\n-ERR half\r\n"}
     async with door(lambda command: replies[command[0]]) as address:
         connection = await connect(address, timeout_s=30)

@@ -32,7 +32,7 @@ def test_keys_and_values_may_be_text_or_bytes() -> None:
     assert list(found) == [Row("ä".encode(), b"\xff"), Row(b"b", b"")]
 
 
-def test_columns_may_have_other_names_and_stand_anywhere() -> None:
+def test_columns_can_have_other_names_and_any_order() -> None:
     schema = StructType().add("v", BinaryType()).add("k", BinaryType())
     found = plan(schema, keyColumn="k", valueColumn="v").rows(batch(v=[b"1"], k=[b"2"]))
     assert list(found) == [Row(b"2", b"1")]
@@ -45,7 +45,7 @@ def test_times_become_expiries_in_milliseconds() -> None:
     assert [expires_ms for _, _, expires_ms in found] == [1_893_456_000_000, 0]
 
 
-def test_what_was_read_from_a_store_can_be_written() -> None:
+def test_rows_read_from_a_store_can_be_written() -> None:
     schema = StructType()
     for name, kind in columns.COLUMNS.items():
         types = {"STRING": StringType(), "BINARY": BinaryType(), "BIGINT": LongType(), "TIMESTAMP": TimestampType()}
@@ -110,7 +110,7 @@ def read_as(values: list[bytes | None], **options: str) -> list[object]:
     return columns.typed(found, types_of(options)).column("value").to_pylist()
 
 
-def test_values_are_read_as_what_their_bytes_say() -> None:
+def test_values_are_read_by_the_type_of_their_bytes() -> None:
     """As Redis' counters are kept, and text; null stays null."""
     assert read_as([b"17", b"-3", None], valueType="long") == [17, -3, None]
     assert read_as([None], valueType="long") == [None]

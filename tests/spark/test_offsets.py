@@ -46,7 +46,7 @@ def test_a_partition_that_was_read_to_its_last_change_has_ended() -> None:
     assert advanced(end, {"p1": 12, "p2": 7}, FEEDS) == end
 
 
-def test_what_lies_between_two_offsets_is_cut_into_portions() -> None:
+def test_the_range_between_two_offsets_is_split_into_portions() -> None:
     start, end = {"p1": 10, "p2": 3}, {"p1": 35, "p2": {"ended": 7}, "p3": 4}
     assert spans(start, end, 10) == [
         ChangeSpan("p1", 10, 20),
@@ -81,7 +81,7 @@ GONE = PartitionFeed("p8", 0, 0, True, (), "", True)
 """Servers know that it has been there, and nothing more."""
 
 
-def test_a_partition_that_joined_and_left_while_nobody_read_is_not_passed_over() -> None:
+def test_a_partition_that_joined_and_left_between_reads_is_included() -> None:
     """Its changes were in no micro-batch, and no error told so."""
     with pytest.raises(PositionTrimmed, match="p8: changes behind 0 were trimmed; its log is gone"):
         check_readable({"p1": 9, "p2": {"ended": 7}}, [*FEEDS, GONE])
@@ -91,7 +91,7 @@ def test_a_partition_that_joined_and_left_while_nobody_read_is_not_passed_over()
 
 
 @pytest.mark.parametrize("start", [oldest([*FEEDS, GONE]), latest([*FEEDS, GONE])])
-def test_a_stream_that_begins_now_misses_nothing_of_what_was_gone_before(start: dict[str, object]) -> None:
+def test_a_stream_that_begins_now_misses_no_deletion(start: dict[str, object]) -> None:
     assert start["p8"] == {"ended": 0}
     check_readable(start, [*FEEDS, GONE])
     assert advanced(start, {"p1": 20, "p2": 7, "p8": 0}, [*FEEDS, GONE]) == {
@@ -101,7 +101,7 @@ def test_a_stream_that_begins_now_misses_nothing_of_what_was_gone_before(start: 
     }
 
 
-def test_who_begins_at_positions_of_his_own_says_what_he_has_of_a_log_that_is_gone() -> None:
+def test_custom_start_positions_must_cover_removed_logs() -> None:
     for missing in ({"p1": 20}, {"p1": 20, "p8": 3}):
         with pytest.raises(ConfigError, match=r'left the ring are gone \(p8\).*"p8": {"ended": 0}'):
             check_given(missing, [*FEEDS, GONE])
@@ -109,12 +109,12 @@ def test_who_begins_at_positions_of_his_own_says_what_he_has_of_a_log_that_is_go
 
 
 @pytest.mark.parametrize("wrong", [-1, "7", None, True, {"ended": "x"}, {}, [7]])
-def test_what_is_no_sequence_is_refused(wrong: object) -> None:
+def test_a_malformed_sequence_is_refused(wrong: object) -> None:
     with pytest.raises(ConfigError, match="startingPosition: expected"):
         sequence_of({"p1": wrong}, "p1")
 
 
-def test_a_stream_begins_at_what_there_is() -> None:
+def test_a_stream_begins_with_the_existing_rows() -> None:
     check_given({"p1": 20, "p2": {"ended": 7}}, FEEDS)
     with pytest.raises(ConfigError, match="startingPosition: expected at most 20 for p1, got 21"):
         check_given({"p1": 21}, FEEDS)
@@ -125,7 +125,7 @@ def test_a_stream_begins_at_what_there_is() -> None:
 OURS = [feed("p1", 5, 20, cluster="c1"), feed("p2", 0, 7, ended=True, cluster="c1")]
 
 
-def test_an_offset_tells_whose_it_is() -> None:
+def test_an_offset_names_its_cluster() -> None:
     assert oldest(OURS) == {"@cluster": "c1", "p1": 5, "p2": 0}
     assert latest(OURS) == {"@cluster": "c1", "p1": 20, "p2": {"ended": 7}}
     assert advanced({"p1": 9}, {"p1": 12}, OURS[:1]) == {"@cluster": "c1", "p1": 12}
@@ -134,7 +134,7 @@ def test_an_offset_tells_whose_it_is() -> None:
     assert spans(oldest(OURS), latest(OURS), 100) == [ChangeSpan("p1", 5, 20), ChangeSpan("p2", 0, 7)]
 
 
-def test_an_offset_of_another_cluster_is_refused_wherever_it_stands() -> None:
+def test_an_offset_of_another_cluster_is_refused_everywhere() -> None:
     for theirs in ({"@cluster": "c2", "p1": 6}, {"@cluster": "c2", "p1": 600}, {"@cluster": "c2", "p9": 6}):
         for check in (check_given, check_readable, lambda offset, feeds: check_batch(offset, offset, feeds)):
             with pytest.raises(ConfigError, match=r"position belongs to cluster c2, this one is c1; .* with another"):
@@ -152,7 +152,7 @@ def test_a_position_behind_the_end_of_its_log_is_another_clusters() -> None:
         check_readable({"p1": 21}, FEEDS)
 
 
-def test_a_micro_batch_of_an_earlier_run_is_looked_at_too() -> None:
+def test_a_micro_batch_of_an_earlier_run_is_checked_too() -> None:
     check_batch({"p1": 5}, {"p1": 20, "p2": {"ended": 7}}, FEEDS)
     check_batch({"p1": 5, "p9": 3}, {"p1": 20, "p9": {"ended": 3}}, FEEDS)  # of p9 nothing is to be read
     with pytest.raises(ConfigError, match="its log ends at 20"):
@@ -167,6 +167,6 @@ def test_a_hold_reaches_back_to_the_batch_before() -> None:
     assert lowest({"p1": 3, "p2": 4}, {"p1": 5, "p2": {"ended": 7}, "p3": 9}) == {"p1": 3, "p2": 4}
 
 
-def test_an_amount_is_shared_and_nobody_gets_nothing() -> None:
+def test_a_total_is_divided_and_no_share_is_zero() -> None:
     assert shares(10, ["p1", "p2", "p3"]) == {"p1": 3, "p2": 3, "p3": 3}
     assert shares(1, ["p1", "p2"]) == {"p1": 1, "p2": 1}

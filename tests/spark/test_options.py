@@ -55,7 +55,7 @@ def test_a_wrong_address_is_named(options: dict[str, str], message: str) -> None
         cluster_of(options, {})
 
 
-def test_writing_has_defaults_and_reads_what_is_set() -> None:
+def test_writing_has_defaults_and_uses_the_given_options() -> None:
     assert write_options({}).on_conflict is OnConflict.overwrite
     found = write_options({"onConflict": "KEEP", "batchBytes": "64KiB", "keyColumn": "id"})
     assert (found.on_conflict, found.batch_bytes, found.key_column) == (OnConflict.keep, 65_536, "id")
@@ -79,7 +79,7 @@ def test_a_wrong_option_of_a_write_is_named(options: dict[str, str], message: st
         write_options(options)
 
 
-def test_reading_has_defaults_and_reads_what_is_set() -> None:
+def test_reading_has_defaults_and_uses_the_given_options() -> None:
     found = read_options({}, KNOWN)
     assert found.columns == KNOWN
     assert found.keys == KeyRange()
@@ -117,7 +117,7 @@ def test_a_wrong_option_of_a_read_is_named(options: dict[str, str], message: str
         read_options(options, KNOWN)
 
 
-def test_a_stream_begins_where_it_is_told() -> None:
+def test_a_stream_begins_at_the_given_position() -> None:
     assert stream_options({}, KNOWN, KNOWN[:2]).start == "latest"
     assert stream_options({}, KNOWN, KNOWN[:2]).columns == ("partition", "key")
     assert stream_options({"startingPosition": '{"p1": 7}'}, KNOWN, KNOWN).start == {"p1": 7}
@@ -141,7 +141,7 @@ def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], message: s
         stream_options(options, KNOWN, KNOWN)
 
 
-def test_before_spark_says_what_it_wants_options_of_reads_and_streams_are_both_right() -> None:
+def test_before_the_mode_is_known_options_of_reads_and_streams_are_valid() -> None:
     assert columns_of({"pinTtl": "10s", "holdTtl": "10s", "columns": "key"}, KNOWN, KNOWN) == ("key",)
     with pytest.raises(ConfigError, match="unknown option 'onNull' for reading"):
         columns_of({"onNull": "error"}, KNOWN, KNOWN)
@@ -164,7 +164,7 @@ def test_a_range_that_ends_before_it_starts_is_refused() -> None:
     assert key_range({"start": "a", "end": "a"}).is_empty
 
 
-def test_ranges_meet_in_what_both_have() -> None:
+def test_ranges_intersect() -> None:
     assert KeyRange(b"b", b"") & KeyRange(b"a", b"m") == KeyRange(b"b", b"m")
     assert (KeyRange(b"m", b"") & KeyRange(b"a", b"m")).is_empty
     assert not KeyRange(b"m", b"").is_empty

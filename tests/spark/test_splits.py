@@ -76,7 +76,7 @@ def test_every_wanted_key_is_read_once_and_nothing_else_is(wanted: ReadRequest, 
 
 
 @given(st.binary(min_size=1, max_size=8), st.binary(max_size=8))
-def test_a_key_in_a_range_of_one_tag_is_looked_for_at_its_token(start: bytes, more: bytes) -> None:
+def test_a_key_in_a_range_of_one_tag_is_searched_at_its_token(start: bytes, more: bytes) -> None:
     """Whatever braces stand in a prefix: the keys that begin with it are where the plan looks."""
     for prefix in (start, b"{" + start + b"}", start + b"{}" + b"{a}"):
         work = plan(STORE, ReadRequest(prefix_range(prefix)))

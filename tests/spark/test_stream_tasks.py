@@ -28,7 +28,7 @@ def test_spans_that_are_small_together_are_one_task(counts: list[int], rows_max:
     assert all(size + after[0].until - after[0].after > rows_max for size, after in zip(sizes, tasks[1:], strict=False))
 
 
-def test_what_is_sent_to_tasks_has_no_connection_of_the_driver() -> None:
+def test_objects_sent_to_tasks_contain_no_connection_of_the_driver() -> None:
     config = ClientConfig(endpoints=("127.0.0.1:1",))
     reader = ChangeReader(config, stream_options({}, tuple(CHANGES), tuple(COLUMNS)))
     assert isinstance(reader._reader(), FeedReader)

@@ -111,7 +111,7 @@ def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, cli
         ({"dataDir": "", "servers": "127.0.0.1:1", "timeout": "1s"}, "Unavailable: no server of the cluster answers"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_before_any_task_runs(
+def test_an_error_is_reported_in_one_line_before_any_task_runs(
     spark: SparkSession, cluster: Cluster, options: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(Exception, match="PYTHON_DATA_SOURCE_ERROR") as raised:

@@ -104,7 +104,7 @@ def test_a_partition_that_was_added_is_gone_after_the_run(tmp_path: Path, monkey
     ]
 
 
-def test_a_partition_that_somebody_else_adds_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_added_by_another_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = ["p1"]
 
     def ring(*words: str) -> subprocess.CompletedProcess[str]:
@@ -155,7 +155,7 @@ def test_a_snapshot_is_gone_after_the_run(code: int, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("told", [("", "{}"), ('{"partitions": [{"id": "p1"}]}', "")])
-def test_a_ring_that_does_not_tell_its_partitions_fails_the_run(
+def test_a_ring_without_readable_partitions_fails_the_run(
     told: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before: none is added, which nobody could remove. After: the added one stays, and nobody said so."""

@@ -77,7 +77,7 @@ def test_the_time_is_from_the_first_send_to_the_latest_answer() -> None:
         assert (watch.sent, watch.received) == (0.0, 0.0)
 
 
-def test_where_nobody_listens_nothing_was_sent() -> None:
+def test_without_a_listener_nothing_was_sent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         address = f"127.0.0.1:{unused.getsockname()[1]}"
     with pytest.raises(Unreachable, match=address):
@@ -85,7 +85,7 @@ def test_where_nobody_listens_nothing_was_sent() -> None:
 
 
 @pytest.mark.parametrize("answers", [b"-READONLY no writes here\r\n", b""])
-def test_records_that_cannot_be_loaded_are_told(answers: bytes) -> None:
+def test_records_that_cannot_be_loaded_are_reported(answers: bytes) -> None:
     def load(pieces: Sequence[bytes]) -> None:
         with answering(*pieces) as address:
             load_records(address, [{b"k": b"v"}])

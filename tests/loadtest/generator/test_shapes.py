@@ -32,7 +32,7 @@ def rates(shape: Shape, *ats: float) -> list[float | None]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_shape_begins_above_nothing_and_ends_in_time(name: str) -> None:
+def test_every_shape_begins_above_zero_and_ends_in_time(name: str) -> None:
     shape = shape_of(name, 100.0, 60.0)
     assert (shape.rate(0.0, nothing) or 0) > 0
     assert shape.rate(60.0, nothing) is None
@@ -42,7 +42,7 @@ def test_steps_are_equal_and_end_at_the_rate() -> None:
     assert rates(shape_of("step", 100, 50), 0, 9, 10, 29, 49) == [20, 20, 40, 60, 100]
 
 
-def test_a_spike_is_several_times_the_rate_and_goes_away() -> None:
+def test_a_spike_is_several_times_the_rate_and_ends() -> None:
     assert rates(shape_of("spike", 100, 100), 0, 39, 40, 59, 60, 99) == [100, 100, 400, 400, 100, 100]
 
 
@@ -94,7 +94,7 @@ def test_a_finer_rate_is_tried_when_nothing_is_late_any_more() -> None:
     ]
 
 
-def test_after_an_overload_half_the_carried_rate_is_held_until_it_is_carried() -> None:
+def test_after_an_overload_half_the_carried_rate_is_held() -> None:
     knee = KneeShape(100.0, 1_000.0)
     assert [knee.rate(20.0, GOOD), knee.rate(40.0, BAD)] == [150.0, 50.0]
     assert [knee.rate(at, look) for at, look in ((41.0, nothing), (50.0, BAD), (60.0, GOOD))] == [50.0, 50.0, 125.0]
@@ -139,7 +139,7 @@ def test_a_rate_is_not_carried_if_it_is_missed_or_slow_or_fails(seen: RecentResu
     assert [trial.is_carried for trial in knee.trials] == [False]
 
 
-def test_a_rate_is_held_until_there_is_a_whole_trial_to_look_at() -> None:
+def test_a_rate_is_held_until_a_complete_trial_was_measured() -> None:
     knee = KneeShape(100.0, 1_000.0, KneeLimits(trial_s=10.0))
     assert [knee.rate(at, nothing) for at in (1.0, 30.0)] == [100.0, 100.0]
     asked = []
@@ -153,7 +153,7 @@ def test_a_rate_is_held_until_there_is_a_whole_trial_to_look_at() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "knee"])
-def test_only_the_search_looks_at_what_came_of_it(name: str) -> None:
+def test_only_the_search_uses_recent_results(name: str) -> None:
     def look(seconds: float) -> RecentResults:
         raise AssertionError("looked")
 

@@ -67,7 +67,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_what_users_ask_for_is_brought_and_its_errors_are_the_stores() -> None:
+def test_the_sidecar_returns_results_and_errors_of_the_store() -> None:
     """In a process that gevent has patched, as Locust's is."""
     with serving_in_a_thread(ModelCluster()) as servers:
         command = [sys.executable, "-c", SCRIPT, servers.patient_url]
@@ -80,7 +80,7 @@ class Broken:
         raise RuntimeError("a fault of the client's")
 
 
-async def test_a_call_that_breaks_is_told_to_its_user(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_in_a_call_is_raised_to_its_user(caplog: pytest.LogCaptureFixture) -> None:
     """Its user waited until it was torn away at the end of the run, and no report said a word."""
     written: list[bytes] = []
     sidecar = Sidecar(cast("Any", Broken()), cast("Any", SimpleNamespace(write=written.append)))
@@ -96,7 +96,7 @@ async def test_a_call_that_breaks_is_told_to_its_user(caplog: pytest.LogCaptureF
     assert "a call failed: get" in caplog.text
 
 
-def test_messages_come_whole_however_they_are_cut() -> None:
+def test_messages_are_complete_however_they_are_split() -> None:
     sent = [
         [CallRequest(1, "put", b"k", value=bytes(300), if_version=0)],
         [CallRequest(2, "get", b"k"), CallRequest(3, "get", b"")],
@@ -110,7 +110,7 @@ def test_messages_come_whole_however_they_are_cut() -> None:
     assert list(Messages(CallResults).feed(message(answers))) == [answers]
 
 
-def test_a_courier_that_is_busy_or_starves_is_part_of_the_load_generator() -> None:
+def test_a_busy_or_starving_sidecar_counts_as_the_load_generator() -> None:
     recorder = Recorder()
     times = iter([(0.0, 0.0), (0.95 * USE_S, 0.5 * USE_S)])
     recorder.beside = lambda: next(times)

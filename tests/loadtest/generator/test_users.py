@@ -30,23 +30,23 @@ def test_waiting_for_ones_turn_is_latency_and_no_service_time(figures: dict[str,
     assert figures["response_max_ms"] > figures["service_max_ms"] + 200
 
 
-def test_a_user_that_waits_for_the_store_is_not_late_and_one_whose_process_is_busy_is(figures: dict[str, Any]) -> None:
+def test_only_a_user_whose_process_is_busy_is_late(figures: dict[str, Any]) -> None:
     assert figures["late_min_ms"] < figures["service_max_ms"] / 2
     assert figures["hogged_late_ms"] > 190
 
 
-def test_what_was_due_and_never_begun_is_told(figures: dict[str, Any]) -> None:
+def test_operations_due_and_never_begun_are_reported(figures: dict[str, Any]) -> None:
     assert figures["due"] > figures["done"] + figures["errors"] + 4
 
 
-def test_a_wrong_value_is_an_error_and_is_kept_in_words(figures: dict[str, Any]) -> None:
+def test_a_wrong_value_is_an_error_and_its_description_is_kept(figures: dict[str, Any]) -> None:
     assert figures["errors"] >= 1
     assert len(figures["wrong"]) == figures["errors"]
     assert "slow read:" in figures["wrong"][0]
     assert figures["error_counts"] == [["slow", "read", "WrongValue", figures["errors"]]]
 
 
-def test_each_kind_of_user_has_every_workload_and_each_workload_every_node(figures: dict[str, Any]) -> None:
+def test_each_user_class_has_every_workload_on_every_node(figures: dict[str, Any]) -> None:
     """Though kinds are started in turn, and there are as many nodes as workloads."""
     workloads = ["ycsb-a", "ycsb-b", "ycsb-c"]
     assert [workload for workload, _ in figures["grpc"]] == workloads * 3
@@ -62,7 +62,7 @@ def test_an_operation_whose_user_is_killed_was_due(figures: dict[str, Any]) -> N
     assert figures["killed"] == {"due": 1, "done": 0, "errors": 0}
 
 
-def test_an_operation_has_failed_when_it_ended_and_not_when_something_was_last_heard(figures: dict[str, Any]) -> None:
+def test_the_time_of_a_failed_operation_is_its_end(figures: dict[str, Any]) -> None:
     """A read that was received, and then a write that was not."""
     assert figures["failed_after_s"] > 0.29
 
@@ -182,7 +182,7 @@ told(lambda: doors[Level.STALE].modify(key, 60))
 """
 
 
-def test_each_door_and_level_has_expectations_of_its_own() -> None:
+def test_each_endpoint_and_level_has_its_own_expectations() -> None:
     """Two writes through the Redis endpoint; then what a replica behind them gives."""
     absent = "b't/r/000000000000' is absent, but was written: version unknown"
     old = "b't/r/000000000000' holds our write 1, which a later write had overwritten"
@@ -214,7 +214,7 @@ for number in (1, 2, 3):
 """
 
 
-def test_a_write_whose_answer_was_lost_may_show_at_any_time() -> None:
+def test_a_write_whose_answer_was_lost_may_appear_at_any_time() -> None:
     assert said_by(UNKNOWN) == [
         "nobody knows",
         "nobody knows",

@@ -57,7 +57,7 @@ def test_every_timeline_is_well_formed_and_marks_every_event() -> None:
         assert [mark.find("rect") is not None for mark in marks] == [False, True]
 
 
-def test_an_event_after_the_run_is_told_and_on_no_chart() -> None:
+def test_an_event_after_the_run_is_listed_and_on_no_chart() -> None:
     """Its mark was beside the chart, with a band of a negative width."""
     document = made()
     document["events"].append(
@@ -84,12 +84,12 @@ def test_an_event_that_ends_after_the_run_stays_on_the_chart() -> None:
     assert x + width <= WIDTH - RIGHT + 0.1
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_no_external_resource() -> None:
     text = page(made())
     assert not re.search(r"<(script|link|img|iframe)|@import|url\(|https?://", text)
 
 
-def test_the_page_tells_operations_errors_events_and_the_knee() -> None:
+def test_the_page_shows_operations_errors_events_and_the_knee() -> None:
     text = page(made(), [FigureChange("p99_ms", stored=3.0, pace=1.0, now=9.0, limit=8.0, is_fallen=True)])
     for told in (
         "OutcomeUnknown",
@@ -118,7 +118,7 @@ def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:
     assert "<script>" not in text
 
 
-def test_a_baseline_that_cannot_be_read_is_told_in_the_head_too() -> None:
+def test_an_unreadable_baseline_is_shown_in_the_report_header_too() -> None:
     """The exit code is 1, whatever the run itself did."""
     document = made()
     document["verdict"]["reasons"].append("the baseline x.json cannot be read")

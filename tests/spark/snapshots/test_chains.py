@@ -44,7 +44,7 @@ def catalogues(draw: st.DrawFn) -> Catalogue:
 
 
 @given(catalogues(), st.integers(0, 6), st.integers(0, 3), st.integers(0, 3))
-def test_after_each_removal_of_a_pruning_every_chain_is_whole(
+def test_after_each_removal_of_a_pruning_every_chain_is_complete(
     catalogue: Catalogue, newest: int, days: int, weeks: int
 ) -> None:
     if not (newest or days or weeks):
@@ -60,7 +60,7 @@ def test_after_each_removal_of_a_pruning_every_chain_is_whole(
     assert prunable(kept, retention) == []
 
 
-def test_what_a_kept_one_stands_on_stays() -> None:
+def test_the_parents_of_a_kept_snapshot_stay() -> None:
     catalogue = line(None, 0, 1, None, 3)
     assert [each.id for each in prunable(catalogue, SnapshotRetention(newest=1))] == ["s002", "s001", "s000"]
     assert prunable(line(None, 0, 1, 2), SnapshotRetention(newest=1)) == []
@@ -159,7 +159,7 @@ def test_a_moment_outside_is_refused(hours: int, told: str) -> None:
         covering(line(None, 0), "s001", Cut(time_ms=EPOCH_MS + hours * HOUR_MS))
 
 
-def test_without_a_name_some_chain_that_reaches_the_moment_is_taken() -> None:
+def test_without_a_name_a_chain_that_reaches_the_time_is_used() -> None:
     catalogue = line(None, 0, None, 2)
     cut = Cut(time_ms=EPOCH_MS + HOUR_MS // 2)
     assert [each.id for each in covering(catalogue, None, cut)] == ["s000", "s001"]
@@ -200,7 +200,7 @@ def test_all_of_a_chain_is_its_last_one_too_where_that_adds_nothing() -> None:
     assert [each.id for each in covering(idle(), "s001", Cut())] == ["s000", "s001"]
 
 
-def test_a_clock_of_who_takes_snapshots_that_is_set_back_makes_none_older() -> None:
+def test_a_snapshot_clock_that_is_set_back_makes_no_snapshot_older() -> None:
     """Pruned was the newest."""
     catalogue = line(None, None)
     catalogue["s001"] = replace(catalogue["s001"], started_ms=EPOCH_MS - HOUR_MS)
@@ -208,7 +208,7 @@ def test_a_clock_of_who_takes_snapshots_that_is_set_back_makes_none_older() -> N
     assert [each.id for each in prunable(catalogue, SnapshotRetention(newest=1))] == ["s000"]
 
 
-def test_a_clock_of_who_takes_snapshots_that_is_ahead_promises_no_moments() -> None:
+def test_a_snapshot_clock_that_is_ahead_promises_no_restore_times() -> None:
     """What was written up to there was not in it, and was restored as not there."""
     catalogue = line(None)
     catalogue["s000"] = replace(catalogue["s000"], started_ms=EPOCH_MS + 5 * HOUR_MS)

@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> DirectoryStore:
     return store
 
 
-def test_each_snapshot_is_a_version_and_the_next_adds_only_what_came_since(
+def test_each_snapshot_is_a_version_and_the_next_adds_only_later_changes(
     store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta, "MERGE_ROWS", 7)
@@ -71,7 +71,7 @@ def test_another_full_snapshot_of_the_cluster_is_written_over_it(store: Director
         delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
 
 
-def test_a_table_that_was_optimized_goes_on(store: DirectoryStore, tmp_path: Path) -> None:
+def test_an_optimized_table_can_continue(store: DirectoryStore, tmp_path: Path) -> None:
     table = tmp_path / "table"
     catalogue = store.load_all()
     delta.export(store, chains.chain_of(catalogue, "a"), str(table))
@@ -100,7 +100,7 @@ def test_a_table_of_something_else_is_refused(store: DirectoryStore, tmp_path: P
         delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
 
 
-def test_of_two_at_once_one_adds_and_the_other_is_told(
+def test_of_two_at_once_one_adds_and_the_other_fails(
     store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = str(tmp_path / "table")
@@ -132,7 +132,7 @@ def test_a_place_that_delta_cannot_reach_is_one_line(store: DirectoryStore) -> N
         delta.export(store, [store.load("a")], "nothing://x/y")
 
 
-def test_the_command_tells_what_it_added(store: DirectoryStore, tmp_path: Path) -> None:
+def test_the_command_reports_the_partitions_it_added(store: DirectoryStore, tmp_path: Path) -> None:
     words = ["snapshot", "delta", str(store.root), str(tmp_path / "table")]
     answer = CliRunner().invoke(build(), words)
     assert (answer.exit_code, answer.output) == (0, f"{tmp_path}/table: at b, added a, b\n")

@@ -189,7 +189,7 @@ def _workers() -> list[int]:
     return found
 
 
-def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_the_next_goes_on(
+def test_a_killed_driver_leaves_no_apparent_snapshot_and_the_next_resumes(
     cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     store.root.mkdir()
@@ -222,7 +222,7 @@ def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=300)
 
 
-def test_a_small_snapshot_needs_no_spark_and_has_the_same_files_wherever_it_is(
+def test_a_small_snapshot_needs_no_spark_and_has_the_same_files(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By commands without a Java into a bucket: a full one, what changed since, the same by Spark's tasks; and what
@@ -292,7 +292,7 @@ def test_a_pin_that_ends_fails_the_job_and_leaves_nothing(
     assert list(store.root.iterdir()) == []
 
 
-def test_work_whose_pin_has_ended_is_begun_anew(cluster: Cluster, client: Client, store: DirectoryStore) -> None:
+def test_work_with_an_expired_pin_begins_again(cluster: Cluster, client: Client, store: DirectoryStore) -> None:
     plan = plan_snapshot(wanted(cluster), 1_700_000_000_000)
     Work.begin(store, plan).release()
     give_up(config(cluster), plan.pin)

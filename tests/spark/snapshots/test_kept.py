@@ -133,7 +133,7 @@ def test_an_incremental_whose_parent_is_removed_meanwhile_is_none(
     assert found.given_back == {"snapshot-s1", "p1", "p2"}, "the logs of both partitions too"
 
 
-def test_a_pin_that_has_ended_ends_the_job_and_is_what_the_job_fails_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_pin_ends_the_job_and_is_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     found = servers(monkeypatch, NoSuchPin("gone"))
 
     def job() -> None:
@@ -147,7 +147,7 @@ def test_a_pin_that_has_ended_ends_the_job_and_is_what_the_job_fails_with(monkey
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_given_back(
+def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_released(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
 ) -> None:
     """Only the pin kept the log of a partition that left meanwhile."""
@@ -167,7 +167,7 @@ def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_given_back(
     assert told == ["held", "given back"]
 
 
-def test_work_of_the_dead_is_gone_on_with_only_while_its_logs_are_held_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_work_is_resumed_only_while_its_logs_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     found = servers(monkeypatch, None)
     parent = manifest_of("s0", None, places_of([]))
     assert create._renewed(PLAN, wanted(parent=parent))

@@ -125,6 +125,6 @@ def test_a_manifest_of_a_later_version_is_refused_by_number() -> None:
         ({"files": (FILE, FILE)}, "file names are invalid or not sorted"),
     ],
 )
-def test_what_no_correct_writer_writes_is_refused(change: dict[str, object], what: str) -> None:
+def test_a_file_that_no_correct_writer_writes_is_refused(change: dict[str, object], what: str) -> None:
     with pytest.raises(Corrupted, match=what):
         decode(encode(replace(GOLDEN, **change)), what="m")  # type: ignore[arg-type]

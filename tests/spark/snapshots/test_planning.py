@@ -63,9 +63,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> planning.Plan:
 
 
 @pytest.mark.parametrize("parent", [None, manifest_of("s0", None, places_of([]))])
-def test_what_is_interrupted_while_servers_pin_leaves_no_pin(
-    monkeypatch: pytest.MonkeyPatch, parent: Manifest | None
-) -> None:
+def test_an_interrupt_during_pinning_leaves_no_pin(monkeypatch: pytest.MonkeyPatch, parent: Manifest | None) -> None:
     pins: set[str] = set()
 
     def pin_store(_: object, *, id: str, **__: object) -> PinnedStore:
@@ -93,7 +91,7 @@ def test_pieces_have_every_token_once(plan: planning.Plan) -> None:
     assert plan.ring_version == 4
 
 
-def test_a_task_reads_its_piece_at_the_pinned_position(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_reads_its_part_at_the_pinned_position(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Split] = []
 
     def read(split: Split, **_: Any) -> Iterator[Any]:
@@ -130,9 +128,7 @@ def feeds_with(*ended: str) -> dict[str, PartitionFeed]:
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_partition_that_joined_and_left_since_the_parent_is_not_passed_over(
-    plan: planning.Plan, is_gone: bool
-) -> None:
+def test_a_partition_that_joined_and_left_since_the_parent_is_included(plan: planning.Plan, is_gone: bool) -> None:
     """Its changes were in no incremental, and `verify` said that all was well."""
     feeds = feeds_with("p9") | ({"p9": GONE} if is_gone else {})
     with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not in snapshot s0.*full snapshot"):
@@ -153,7 +149,7 @@ def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Pla
         list(left_places(parent, STORE.partitions, feeds_with() | {"p9": GONE}))
 
 
-def test_the_logs_behind_a_snapshot_are_those_of_the_ring_also_of_who_joined_since(plan: planning.Plan) -> None:
+def test_the_logs_after_a_snapshot_include_partitions_that_joined_since(plan: planning.Plan) -> None:
     """And of who has left since: only a pin keeps that log."""
     p1, p2, p8 = Feeds.found
     feeds = (p1, p2._replace(ended=True), p8, GONE, PartitionFeed("p10", 0, 3, False, ()))
@@ -161,7 +157,7 @@ def test_the_logs_behind_a_snapshot_are_those_of_the_ring_also_of_who_joined_sin
     assert planning.behind(parent_of(plan), [p2._replace(ended=True, gone=True)]) == {}
 
 
-def test_a_full_snapshot_names_who_left_only_if_that_was_before_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_snapshot_names_partitions_that_left_before_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was logged there behind them would be in no snapshot."""
     ended = tuple(each._replace(ended=True) for each in Feeds.found)
     looks, seen = iter([Feeds.found, ended]), list[str]()
@@ -210,12 +206,12 @@ def test_a_partition_that_owns_nothing_is_in_a_snapshot_too(
         plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
 
 
-def test_a_partition_that_never_logged_anything_is_missed_by_nobody(plan: planning.Plan) -> None:
+def test_a_partition_without_log_entries_is_not_missed(plan: planning.Plan) -> None:
     never = {"p9": PartitionFeed("p9", 0, 0, True, ())}
     assert [each.partition for each in left_places(parent_of(plan), STORE.partitions, feeds_with() | never)] == ["p8"]
 
 
-def test_a_partition_is_named_once_also_where_servers_do_not_know_the_same_ring(
+def test_a_partition_is_named_once_though_servers_differ_about_the_ring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)

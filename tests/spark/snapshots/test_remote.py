@@ -84,7 +84,7 @@ def killed(work: Work) -> None:
 # ── coming ──
 
 
-def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: RemoteStore) -> None:
+def test_a_complete_snapshot_is_published_with_one_attempt_of_each_part(store: RemoteStore) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     attempt(work, PIECES[0])  # of a speculative task
@@ -100,7 +100,7 @@ def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: Rem
 
 @pytest.mark.parametrize("root", ["memory", "renaming"], indirect=True)
 @pytest.mark.parametrize("step", ["plan", "one piece", "moved", "manifest"])
-def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
+def test_killed_at_any_step_no_snapshot_appears_and_the_next_resumes(
     store: RemoteStore, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -131,7 +131,7 @@ def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
     assert list(verify.problems_of(store, [manifest])) == []
 
 
-def test_killed_behind_the_manifest_the_snapshot_is_there_and_nobody_makes_it_again(
+def test_killed_after_the_manifest_the_snapshot_exists_and_is_not_repeated(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -146,9 +146,7 @@ def test_killed_behind_the_manifest_the_snapshot_is_there_and_nobody_makes_it_ag
     assert list(verify.problems_of(store, [store.load("s1")])) == []
 
 
-def test_work_that_nobody_goes_on_with_goes_with_the_files_that_were_moved(
-    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoned_work_is_removed_with_its_moved_files(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     with monkeypatch.context() as patched:
@@ -177,7 +175,7 @@ def test_a_finished_piece_that_was_damaged_and_a_torn_note_do_not_count(store: R
 # ── two drivers ──
 
 
-def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_of_a_running_driver_is_not_changed(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # it is seen to live long before, however slow the machine is
     work = Work.begin(store, PLAN)
     (folder,) = store.remains()
@@ -189,7 +187,7 @@ def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore, monke
 
 
 @pytest.mark.parametrize("root", ["s3", "memory"], indirect=True)
-def test_of_several_that_find_a_driver_dead_one_goes_on(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_that_find_a_driver_dead_one_resumes(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     killed(Work.begin(store, PLAN))
     (folder,) = store.remains()
     create, all_found = RemotePath.create, threading.Barrier(4)
@@ -205,7 +203,7 @@ def test_of_several_that_find_a_driver_dead_one_goes_on(store: RemoteStore, monk
     found[0].release()
 
 
-def test_a_driver_that_was_only_stopped_gives_way_and_what_the_other_published_stays_whole(store: RemoteStore) -> None:
+def test_a_paused_driver_gives_way_and_leaves_the_other_snapshot_intact(store: RemoteStore) -> None:
     stopped = Work.begin(store, PLAN)
     winners = {piece.name: attempt(stopped, piece) for piece in PIECES}
     killed(stopped)
@@ -227,7 +225,7 @@ def test_a_driver_that_was_only_stopped_gives_way_and_what_the_other_published_s
 # ── going ──
 
 
-def test_what_another_continues_stays(store: RemoteStore) -> None:
+def test_work_that_another_process_continues_stays(store: RemoteStore) -> None:
     published(store, "a")
     published(store, "b", "a")
     assert not store.remove("a")
@@ -240,7 +238,7 @@ def test_what_another_continues_stays(store: RemoteStore) -> None:
         store.load("a")
 
 
-def test_a_parent_does_not_go_while_a_plan_names_it_and_gets_no_child_while_it_goes(store: RemoteStore) -> None:
+def test_a_planned_parent_is_not_removed_and_a_removed_one_gets_no_child(store: RemoteStore) -> None:
     published(store, "a")
     plan = replace(PLAN, id="b", kind=SnapshotKind.INCREMENTAL, parent="a")
     work = Work.begin(store, plan)
@@ -252,7 +250,7 @@ def test_a_parent_does_not_go_while_a_plan_names_it_and_gets_no_child_while_it_g
     assert store.remove("a")
 
 
-def test_who_gives_way_takes_no_mark_away_under_which_another_removes(store: RemoteStore) -> None:
+def test_a_process_that_gives_way_keeps_the_removal_mark_of_another(store: RemoteStore) -> None:
     """Two prune at once: the first has looked before there was a plan, the second finds it."""
     published(store, "a")
     (store._marks("a") / "mark-of-the-first").write(b"")
@@ -262,9 +260,7 @@ def test_who_gives_way_takes_no_mark_away_under_which_another_removes(store: Rem
     work.remove()
 
 
-def test_a_removal_that_was_taken_for_dead_meanwhile_gives_way(
-    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_presumed_dead_meanwhile_gives_way(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its mark is gone, so nobody who looks for one since then would see it."""
     published(store, "a")
 
@@ -277,9 +273,7 @@ def test_a_removal_that_was_taken_for_dead_meanwhile_gives_way(
     assert store.ids() == ["a"]
 
 
-def test_a_removal_that_was_killed_is_finished_or_taken_back(
-    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_removal_is_finished_or_undone(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     published(store, "a")
     published(store, "b")
     (store._marks("b") / "mark-x").write(b"")  # killed behind the mark
@@ -315,7 +309,7 @@ def test_a_snapshot_that_is_being_restored_stays(store: RemoteStore, monkeypatch
     assert not store.root.exists() or list(store.root.iterdir()) == []
 
 
-def test_a_reader_that_comes_while_a_snapshot_goes_or_that_may_not_write_is_told(
+def test_readers_of_a_vanishing_or_read_only_directory_get_an_error(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     published(store, "a")
@@ -382,13 +376,13 @@ def test_urls_that_name_nothing_are_refused(url: str, told: str) -> None:
         store_at(url)
 
 
-def test_without_fsspec_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fsspec_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
     with pytest.raises(ConfigError, match=r"a URL needs fsspec: run `"):
         location("s3://bucket/x")
 
 
-def test_a_bucket_that_is_not_there_is_told_before_anything_is_begun(s3: str) -> None:
+def test_a_missing_bucket_is_reported_before_any_work_begins(s3: str) -> None:
     with pytest.raises(ConfigError, match="s3://elsewhere/x cannot be written to"):
         RemoteStore(RemotePath("s3://elsewhere/x")).check_writable()
     with pytest.raises(Unavailable, match="expected 1 bytes as sent, got 0"):

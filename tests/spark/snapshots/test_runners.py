@@ -101,7 +101,7 @@ class Starving:
 
 
 @pytest.mark.parametrize("does", ["wake", "run"])
-def test_a_job_that_gets_no_executor_any_more_is_given_up(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_loses_all_executors_fails(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pin was renewed for as long as Spark waited, which is for ever."""
     monkeypatch.setattr(runners, "LOOK_S", 0.01)
     monkeypatch.setattr(runners, "STARVED_S", 0.3)

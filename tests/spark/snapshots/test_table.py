@@ -40,7 +40,7 @@ def batch(made: list) -> pa.RecordBatch:
 
 @given(st.lists(rows, max_size=4))
 @settings(max_examples=50, deadline=None)
-def test_what_is_written_is_read_and_described(tmp_path_factory: pytest.TempPathFactory, parts: list[list]) -> None:
+def test_a_written_snapshot_is_read_and_described(tmp_path_factory: pytest.TempPathFactory, parts: list[list]) -> None:
     path = tmp_path_factory.mktemp("table") / "x.parquet"
     writer = TableWriter(path, "p1")
     for part in parts:
@@ -61,13 +61,13 @@ def test_what_is_written_is_read_and_described(tmp_path_factory: pytest.TempPath
     assert sha256_of(StoredFile(path, file)) == file.sha256
 
 
-def test_an_expiry_is_none_or_a_moment_and_one_beyond_timestamps_lies_far_ahead() -> None:
+def test_an_expiry_is_none_or_a_time_and_is_capped_at_the_last_timestamp() -> None:
     made = batch([(b"k", b"v", 1, 1, 1_000, expires_ms) for expires_ms in (0, 1_500, EXPIRES_MS_MAX)])
     found = [row["expires_at"] for row in made.to_pylist()]
     assert found == [None, datetime.fromtimestamp(1.5, UTC), datetime(9999, 12, 30, tzinfo=UTC)]
 
 
-def test_what_a_full_disk_did_not_take_is_removed(tmp_path: Path) -> None:
+def test_an_incomplete_file_on_a_full_disk_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     writer = TableWriter(path, "p1")
     with open("/dev/full", "wb") as full:
@@ -137,9 +137,7 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
         ({"use_dictionary": ["partition"]}, "expected row groups of at most 67108864 bytes .*, got 104[0-9]* bytes"),
     ],
 )
-def test_row_group_is_refused_when_its_rows_would_take_more_memory_than_ours(
-    tmp_path: Path, options: dict, reason: str
-) -> None:
+def test_a_row_group_too_large_for_memory_is_refused(tmp_path: Path, options: dict, reason: str) -> None:
     path = tmp_path / "x.parquet"
     made = batch([(b"%d" % number, bytes(1 << 20), number + 1, 1, 1, 0) for number in range(100)])
     pq.write_table(pa.Table.from_batches([made]), path, compression="zstd", **options)
@@ -159,7 +157,7 @@ def test_row_group_is_refused_when_its_rows_would_take_more_memory_than_ours(
         {"use_dictionary": ["partition"], "data_page_version": "2.0"},
     ],
 )
-def test_pages_are_refused_by_their_own_headers_when_the_footer_does_not_tell(
+def test_pages_are_refused_by_their_headers_if_the_footer_has_no_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:
     """As with a footer that somebody has changed: here nobody looks at it."""
@@ -175,7 +173,7 @@ def test_pages_are_refused_by_their_own_headers_when_the_footer_does_not_tell(
 
 @given(st.binary(max_size=60))
 @settings(max_examples=200, deadline=None)
-def test_header_of_a_page_is_read_or_refused_whatever_its_bytes(data: bytes) -> None:
+def test_any_page_header_bytes_are_read_or_refused(data: bytes) -> None:
     with suppress(Corrupted):
         pages._header_at(io.BytesIO(data), 0, "x")
 
@@ -210,7 +208,7 @@ def stored_as_told(path: Path) -> StoredFile:
     )
 
 
-def test_an_attempt_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+def test_an_abandoned_attempt_leaves_nothing(tmp_path: Path) -> None:
     writer = TableWriter(tmp_path / "x.parquet", "p1")
     writer.write(batch([(b"a", b"1", 1, 1, 5, 0)]))
     writer.abandon()

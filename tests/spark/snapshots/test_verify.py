@@ -36,7 +36,7 @@ def with_file(store: DirectoryStore, manifest: Manifest, changes: list[Change]) 
     return replace(manifest, files=files, rows=sum(f.rows for f in files), size_bytes=sum(f.size_bytes for f in files))
 
 
-def test_whole_snapshots_have_no_problem(store: DirectoryStore) -> None:
+def test_complete_snapshots_have_no_problem(store: DirectoryStore) -> None:
     first = full(store, "a", LOG[:200])
     second = incremental(store, "b", first, LOG)
     rows = []
@@ -60,7 +60,7 @@ def test_any_changed_byte_of_any_file_is_found(store: DirectoryStore, number: in
         verify.check_files(store, [manifest], lambda _: None)
 
 
-def test_a_missing_file_and_a_stranger_are_found(store: DirectoryStore) -> None:
+def test_a_missing_file_and_an_unknown_file_are_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     os.rename(store.folder("a") / "data/p1-00000.parquet", store.folder("a") / "data/p1-00001.parquet")
     assert found(store, manifest) == [

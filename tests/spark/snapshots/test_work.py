@@ -59,7 +59,7 @@ def store(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(tmp_path)
 
 
-def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: DirectoryStore) -> None:
+def test_a_complete_snapshot_is_published_with_one_attempt_of_each_part(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     attempt(work, PIECES[0])  # of a speculative task
@@ -84,7 +84,7 @@ def test_work_that_a_full_disk_did_not_let_begin_leaves_nothing(
     assert list(store.root.iterdir()) == []
 
 
-def test_a_task_on_a_full_disk_says_what_to_do(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_on_a_full_disk_gives_a_remedy(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = Work.begin(store, PLAN)
     job = tasks.JobContext(
         attempts=begun.attempts,
@@ -103,7 +103,7 @@ def test_a_task_on_a_full_disk_says_what_to_do(store: DirectoryStore, monkeypatc
     assert list(begun.attempts.iterdir()) == []
 
 
-def test_work_is_not_begun_in_a_folder_that_somebody_else_took(
+def test_work_does_not_begin_in_a_folder_of_another_process(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who looks for what killed drivers have left sees it for a moment without a lock."""
@@ -133,7 +133,7 @@ def test_a_file_that_the_driver_does_not_see_makes_no_snapshot(store: DirectoryS
 
 
 @pytest.mark.parametrize("step", ["plan", "one piece", "moved", "manifest"])
-def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
+def test_killed_at_any_step_no_snapshot_appears_and_the_next_resumes(
     store: DirectoryStore, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -161,7 +161,7 @@ def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
     assert store.ids() == ["s1"]
 
 
-def test_killed_behind_the_rename_the_snapshot_is_there_and_nobody_makes_it_again(
+def test_killed_after_the_rename_the_snapshot_exists_and_is_not_repeated(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -199,7 +199,7 @@ def test_a_note_that_was_torn_does_not_count(store: DirectoryStore) -> None:
     assert work.finished() == {}
 
 
-def test_the_work_of_a_driver_that_lives_is_left_alone(store: DirectoryStore) -> None:
+def test_the_work_of_a_running_driver_is_not_changed(store: DirectoryStore) -> None:
     Work.begin(store, PLAN)
     (folder,) = store.remains()
     assert Work.abandoned_or_none(store, folder) is None
@@ -207,7 +207,7 @@ def test_the_work_of_a_driver_that_lives_is_left_alone(store: DirectoryStore) ->
     assert folder.exists()
 
 
-def test_only_what_nobody_can_go_on_with_is_stale(store: DirectoryStore) -> None:
+def test_only_work_that_cannot_be_resumed_is_stale(store: DirectoryStore) -> None:
     Work.begin(store, PLAN).release()
     (folder,) = store.remains()
     now_s = folder.stat().st_mtime
@@ -217,7 +217,7 @@ def test_only_what_nobody_can_go_on_with_is_stale(store: DirectoryStore) -> None
     assert store.remains() == []
 
 
-def test_removing_takes_the_snapshot_away_before_its_files(
+def test_removing_withdraws_the_snapshot_before_its_files(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full(store, "a", some_log(9))
@@ -260,7 +260,9 @@ def test_two_may_remove_the_same_at_once(store: DirectoryStore) -> None:
         assert os.listdir(store.root) == [".lock"]
 
 
-def test_who_removes_waits_for_who_gives_it_a_child(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_waits_for_a_process_that_adds_a_child(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was gone under a snapshot that was published meanwhile, and which nobody could restore."""
     parent = full(store, "a", some_log(9))
     monkeypatch.setattr(stores, "LOCK_S", 0.0)
@@ -272,7 +274,9 @@ def test_who_removes_waits_for_who_gives_it_a_child(store: DirectoryStore, monke
     assert store.ids() == ["a", "b"]
 
 
-def test_what_is_removed_while_all_are_read_is_left_out(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_removed_during_the_listing_is_left_out(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full(store, "a", some_log(9))
     monkeypatch.setattr(store, "ids", lambda: ["a", "b"])
     assert list(store.load_all()) == list(store.load_readable()[0]) == ["a"]
@@ -296,7 +300,7 @@ def test_remains_are_removed_without_a_new_file_in_them(store: DirectoryStore, m
     assert found == [[]]
 
 
-def test_a_directory_is_told_from_one_snapshot(store: DirectoryStore) -> None:
+def test_a_directory_is_distinguished_from_one_snapshot(store: DirectoryStore) -> None:
     manifest = full(store, "a", some_log(9))
     incremental(store, "b", manifest, some_log(12))
     assert store_at(str(store.root))[1] is None
@@ -304,7 +308,7 @@ def test_a_directory_is_told_from_one_snapshot(store: DirectoryStore) -> None:
     assert (found.root, name) == (store.root, "b")
 
 
-def test_what_holds_no_snapshots_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_snapshots_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a directory of snapshots"):
         store_at(str(tmp_path / "absent"))
     (tmp_path / "something").touch()
@@ -316,7 +320,7 @@ def test_what_holds_no_snapshots_is_refused(tmp_path: Path) -> None:
     ("place", "told"),
     [("file", "file is not a directory"), ("file/below/it", "file is not a directory"), ("new/one", "")],
 )
-def test_where_no_snapshot_can_be_made_is_known_before_it_is_begun(tmp_path: Path, place: str, told: str) -> None:
+def test_an_unusable_directory_is_detected_before_the_snapshot_begins(tmp_path: Path, place: str, told: str) -> None:
     (tmp_path / "file").touch()
     refused = pytest.raises(ConfigError, match=told) if told else nullcontext()
     with refused:
