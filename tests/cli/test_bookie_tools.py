@@ -1,4 +1,4 @@
-"""Commands that ask bookies themselves: they say of which cluster they are, and take no pace without an end."""
+"""Commands that call bookies directly: they name their cluster and accept no unlimited rate."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ STORE = "127.0.0.1:1"
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The clusters of which bookies are told; each command ends there."""
+def clusters(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collects the clusters that commands pass to bookies; each command ends there."""
     found: list[str] = []
     store = MemoryStore()
 
@@ -72,11 +72,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
     ids=["bookie list", "ledger read", "ledger recover", "ledger give-up", "autorecovery run"],
 )
-def test_bookies_receive_the_cluster_of_a_command(told: list[str], command: Callable[[], None], loggers: None) -> None:
+def test_bookies_receive_the_cluster_of_a_command(
+    clusters: list[str], command: Callable[[], None], loggers: None
+) -> None:
     """docs/protocol.md, B32."""
     with pytest.raises(InvalidRequest, match="seen"):
         command()
-    assert told == ["c1"]
+    assert clusters == ["c1"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The local cluster on paper."""
+"""The planned layout of a local cluster."""
 
 from __future__ import annotations
 

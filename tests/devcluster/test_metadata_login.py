@@ -1,4 +1,4 @@
-"""As whom `up` makes a cluster's first nodes in the metadata store: never as somebody whom its nodes are not."""
+"""The user with which `up` creates the first nodes in the metadata store: never one that its nodes cannot use."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from kvstore.devcluster.settings import with_settings
 
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a shell that was let into another cluster."""
+    """The environment of a shell that is logged in to another cluster."""
     monkeypatch.setenv("KVSTORE_METADATA_USER", "other")
     monkeypatch.setenv("KVSTORE_METADATA_PASSWORD", "secret")
 
 
 def user_of(cluster: ClusterFile, said: list[str] | None = None) -> str | None:
-    told: list[str] = [] if said is None else said
-    found = _metadata_login(cluster, told.append)
+    messages: list[str] = [] if said is None else said
+    found = _metadata_login(cluster, messages.append)
     return None if found is None else found.user
 
 
 def test_a_plain_cluster_with_its_own_store_has_no_owner(other: None, tmp_path: Path) -> None:
-    """Its nodes log in as nobody: what another user had made would be closed to them for good."""
+    """Its nodes log in without a user: entries of another user would be inaccessible to them permanently."""
     said: list[str] = []
     assert user_of(plan(UpOptions(data_dir=tmp_path), None), said) is None
     assert "user other of the environment" in said[0]

@@ -50,7 +50,7 @@ def test_an_unknown_or_node_specific_setting_is_refused(text: str) -> None:
 
 
 def test_no_place_of_one_node_goes_into_the_files_of_all() -> None:
-    """Three bookies in one directory refuse each other's cookies, for good."""
+    """Three bookies in one directory refuse each other's cookies permanently."""
     directories = {f"storage.{each.name}" for each in fields(StorageConfig) if each.name.endswith(("_dir", "_dirs"))}
     assert directories | {"bookie_id", "metadata.uri"} <= set(PLACED)
 

@@ -1,4 +1,4 @@
-"""The benchmark suite leaves no process behind, and asks for nothing that a fresh machine lacks."""
+"""The benchmark suite leaves no process, and needs nothing that a fresh machine lacks."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_suite_of_nothing_is_refused(
 
 
 def test_failed_operations_are_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rate of those that were done stood in it alone."""
+    """The line showed only the rate of the completed operations."""
     outcome = LoadResult(LoadSpec(), took_s=1.0, errors=Counter({"Unavailable": 3}))
 
     async def run_load(_client: Any, _load: LoadSpec) -> LoadResult:

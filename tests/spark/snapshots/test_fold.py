@@ -1,5 +1,5 @@
-"""A chain of snapshots is what its logs leave, up to any cut; and two of them differ where their records do. By Spark,
-and by this process alone."""
+"""A chain of snapshots equals the result of its logs, up to any cut; and two chains differ where their records do. By
+Spark, and by this process alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def records(tables: Tables[Any], store: DirectoryStore, last: str, cut: Cut) -> 
 
 
 def at(count: int) -> Cut:
-    """After so many changes: no snapshot stands at the very moment of a write."""
+    """After so many changes: no snapshot is at the exact time of a write."""
     return Cut(time_ms=EPOCH_MS + (count - 1) * 1000 + 1)
 
 
@@ -100,7 +100,7 @@ def test_a_record_is_gone_at_its_expiry(tables: Tables[Any], tmp_path: Path) -> 
 
 @dataclass(frozen=True)
 class Moving(Change):
-    """Of a key whose range changes hands."""
+    """A key whose range moves."""
 
     owner: str = "p1"
 
@@ -114,7 +114,7 @@ class Moving(Change):
 def test_any_chain_is_the_state_at_any_cut(
     tmp_path_factory: pytest.TempPathFactory, seed: int, ends: list[int], count: int
 ) -> None:
-    """Puts and deletes of binary, long and empty keys and values, over partitions, snapshots at any of them."""
+    """Puts and deletes of binary, long and empty keys and values, over partitions, with snapshots at any of them."""
     chooser = random.Random(seed)
     keys = [b"", b"\0", b"\xff\xfe", b"k" * 4096, b"a", b"b"][1:]
     log: list[Change] = []

@@ -1,5 +1,5 @@
-"""A snapshot comes back in a cluster of another shape: all of it, or as it was at a moment. By Spark, and by this
-process alone."""
+"""A snapshot is restored into a cluster with other partitions: all of it, or its state at a time. By Spark, and by
+this process alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def add_half(loader, rows):
 
 Loader.add = add_half
 """
-"""What a driver runs first, to write half of that and no more."""
+"""The code that a driver runs first, to write only half of it."""
 MIDDLE_MS = BEFORE_MS + 100_000
 LATER = [
     Change(b"key0001", b"changed", 3001, MIDDLE_MS),
@@ -147,7 +147,7 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: Directo
 
 
 def test_an_abandoned_attempt_overwrites_nothing_after_the_restore(config: ClientConfig) -> None:
-    """Its machine stood still: another attempt wrote its part, the job ended, and the application began."""
+    """Its machine was stalled: another attempt wrote its part, the job ended, and the application began."""
     schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("expires_at", pa.timestamp("us", "UTC"))])
     batches = [
         pa.RecordBatch.from_pydict({"key": [key], "value": [b"restored"], "expires_at": [None]}, schema=schema)
@@ -203,7 +203,7 @@ def test_a_restore_resumes_after_a_killed_driver_and_survives_leader_loss(
             wait_until_blocking(client.count, timeout_s=200, what="a first key")
             kill(driver)
         assert 0 < client.count() < RESTORED, "what was on its way may still come"
-        with pytest.raises(InvalidRequest, match=r"the cluster holds \d+ keys: .*--merge"):
+        with pytest.raises(InvalidRequest, match=r"got one with \d+ keys; .*--merge"):
             restored(LocalTables(), store, chain, Cut(), config, filled=False)
         victim = leader_of(cluster, "p1")
         killed: list[str] = []

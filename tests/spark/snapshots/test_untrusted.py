@@ -1,4 +1,4 @@
-"""A directory of snapshots that other accounts have changed: links, files that unpack without bound, forgeries."""
+"""A directory of snapshots that other accounts have changed: links, files that unpack without limit, forgeries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ import atexit, pathlib, runpy
 atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text()))
 runpy.run_module("kvstore", run_name="__main__", alter_sys=True)
 """
-"""Runs a command, and prints how much memory it has had. `wait4` would count the memory of the process that forked."""
+"""Runs a command, and prints its memory use. `wait4` would count the memory of the process that forked."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 def linked(path: Path, outside: Path) -> None:
-    """Move the file or folder away, and put a symbolic link in its place."""
+    """Move the file or folder elsewhere, and put a symbolic link in its place."""
     os.rename(path, outside)
     path.symlink_to(outside)
 
@@ -98,11 +98,11 @@ def test_manifest_of_any_size_is_not_read_into_memory(store: DirectoryStore, mon
         store.load("a")
 
 
-# ── files that unpack without bound ──
+# ── files that unpack without limit ──
 
 
 def bomb(path: Path, rows: int) -> None:
-    """Write a small file with values of 1 MiB each, of which it holds one."""
+    """Write a small file with values of 1 MiB each; it contains one of them."""
     indices = pa.array([0] * rows, pa.int32())
     table = pa.table(
         {
