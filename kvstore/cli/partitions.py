@@ -150,7 +150,7 @@ def trust(
     def claims_by(tools: Tools) -> Claims:
         return Claims(tools.store, PartitionId(partition), ServerId("tool"))
 
-    async def look(tools: Tools) -> None:
+    async def require_doubted(tools: Tools) -> None:
         await _doubted(claims_by(tools), partition, replica)
 
     async def work(tools: Tools) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def trust(
         return {"partition": partition, "replica": replica, "seq": found.seq, "crc": found.crc}
 
     if not yes:
-        with_tools(data_dir, zookeeper, look, server)
+        with_tools(data_dir, zookeeper, require_doubted, server)
         confirm(f"Trust {replica}'s copy of {partition}, and lose the data that only the other copies have")
     done = with_tools(data_dir, zookeeper, work, server)
     said = f"{replica}'s copy of {partition} is right as of {done['seq']}; copies that differ are rebuilt"

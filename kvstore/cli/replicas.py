@@ -77,7 +77,7 @@ def wait_until_replaced(
     replicas. Raises Unavailable after `timeout_s`."""
     deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
 
-    def look() -> tuple[admin_pb2.RingStatusResponse, list[str]] | str:
+    def ask() -> tuple[admin_pb2.RingStatusResponse, list[str]] | str:
         answer = ring_status(data_dir, zookeeper, server)
         if any((each.partition, each.newcomer) == (partition, newcomer) for each in answer.replacing):
             return f"the replica of {partition} on {newcomer} has not caught up"
@@ -85,7 +85,7 @@ def wait_until_replaced(
 
     while True:
         found = (
-            tolerance.poll(look) or f"no server reports whether the replica of {partition} on {newcomer} has caught up"
+            tolerance.poll(ask) or f"no server reports whether the replica of {partition} on {newcomer} has caught up"
         )
         if not isinstance(found, str):
             return found

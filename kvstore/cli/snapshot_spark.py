@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ATTEMPTS = 3
 """Attempts per task on this machine, where Spark makes only one by default. Clusters have their own setting."""
-LOOK_S = 0.2
+POLL_S = 0.2
 END_S = 10.0
 """Seconds for an interrupted job to release its pins."""
 
@@ -92,7 +92,7 @@ def in_session(
 
     try:
         threading.Thread(target=run, name="job", daemon=True).start()
-        while not wait([done], LOOK_S).done:
+        while not wait([done], POLL_S).done:
             pass
     except KeyboardInterrupt:
         _end(done)
@@ -108,7 +108,7 @@ def _end(job: Future[T]) -> None:
     over = time.monotonic() + END_S
     while time.monotonic() < over:
         end_jvm()
-        if wait([job], LOOK_S).done:
+        if wait([job], POLL_S).done:
             return
 
 

@@ -58,7 +58,7 @@ BOOKIES_TIMEOUT_S = 20
 SETTLE_TIMEOUT_S = 15
 LOGIN_TIMEOUT_S = 2
 POLL_S = 0.05
-_LOOKS = 5
+_ATTEMPTS = 5
 OUTPUT_BYTES_MAX = 1 << 20
 """Maximum size up to which earlier output of a process is kept."""
 
@@ -403,7 +403,7 @@ class LocalCluster:
         )
 
     def _runs(self, node: NodePlace) -> bool:
-        return node.pid is not None and _is_ours(node.pid, node.config, looks=_LOOKS)
+        return node.pid is not None and _is_ours(node.pid, node.config, attempts=_ATTEMPTS)
 
     def _with_those_that_run(self, cluster: ClusterFile) -> ClusterFile:
         """Return the cluster with processes that its file does not record, because a start was killed before that."""
@@ -530,13 +530,13 @@ def _is_written(config: Path) -> bool:
     return config.exists() and config.stat().st_size > 0
 
 
-def _is_ours(pid: int, config: str, *, looks: int = 1) -> bool:
+def _is_ours(pid: int, config: str, *, attempts: int = 1) -> bool:
     """Return True if `pid` is alive and runs the node of that file, because pids are reused. Retries for a process
     without arguments, which has none for a moment while its program is loaded."""
     try:
         process = psutil.Process(pid)
         words = process.cmdline()
-        for _ in range(looks - 1):
+        for _ in range(attempts - 1):
             if words:
                 break
             time.sleep(POLL_S)

@@ -34,14 +34,14 @@ def silent() -> Iterator[str]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.PATIENCE_S <= ABOUT_S, "nobody waits longer for a store that is away"
     monkeypatch.setattr(cluster, "PATIENCE_S", 0.4)
-    monkeypatch.setattr(cluster, "LOOK_S", 0.2)
+    monkeypatch.setattr(cluster, "LOOKUP_S", 0.2)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lookup without a time limit: the answer of the host ends it, not a timer."""
     monkeypatch.setattr(cluster, "PATIENCE_S", 600.0)
-    monkeypatch.setattr(cluster, "LOOK_S", 600.0)
+    monkeypatch.setattr(cluster, "LOOKUP_S", 600.0)
 
 
 async def nothing(_: Tools) -> None:

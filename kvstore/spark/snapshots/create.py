@@ -70,13 +70,13 @@ def create(
 
 
 def or_full(
-    take: Callable[[SnapshotRequest], Manifest], wanted: SnapshotRequest, told: Callable[[StoreError], None]
+    take: Callable[[SnapshotRequest], Manifest], wanted: SnapshotRequest, report: Callable[[StoreError], None]
 ) -> Manifest:
-    """Take a snapshot with `take`, or a full one if the parent cannot be continued; `told` receives the reason."""
+    """Take a snapshot with `take`, or a full one if the parent cannot be continued; `report` receives the reason."""
     try:
         return take(wanted)
     except NotContinuable as error:
-        told(error)
+        report(error)
         return take(replace(wanted, parent=None))
 
 
@@ -165,12 +165,12 @@ def _make(
         bytes_per_s=wanted.bytes_per_s / runner.parallelism,
     )
 
-    def look() -> None:
+    def check() -> None:
         done = {note.name.partition(".")[0] for note in work.notes()} | winners.keys()
         progress("writing", sum(piece.rows for piece in plan.pieces if piece.name in done), plan.rows)
 
     if missing:
-        with kept(wanted, plan, runner, look, store.look_s):
+        with kept(wanted, plan, runner, check, store.check_s):
             winners |= runner.run(job, missing, f"kvstore snapshot {plan.id}")
     progress("writing", plan.rows, plan.rows)
     ended_ms = _ended_ms(wanted, plan)
@@ -192,7 +192,7 @@ def _ended_ms(wanted: SnapshotRequest, plan: SnapshotPlan) -> int:
 
 @contextmanager
 def kept(
-    wanted: SnapshotRequest, plan: SnapshotPlan, runner: Runner, look: Callable[[], None], look_s: float
+    wanted: SnapshotRequest, plan: SnapshotPlan, runner: Runner, check: Callable[[], None], check_s: float
 ) -> Iterator[None]:
     """Renew the pin and report progress while the job runs. A lost pin ends the job with NoSuchPin."""
     ended = threading.Event()
@@ -200,9 +200,9 @@ def kept(
 
     def keep() -> None:
         due = time.monotonic() + wanted.pin_ttl_s / 4
-        while not ended.wait(look_s):
+        while not ended.wait(check_s):
             try:
-                look()
+                check()
             except (OSError, StoreError) as error:  # an error of the target only affects the progress display
                 log.info("snapshot=%s finished files cannot be listed at the moment: %s", plan.id, error)
             if time.monotonic() < due:

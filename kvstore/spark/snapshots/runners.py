@@ -33,7 +33,7 @@ LOST = ("Py4JError", "Py4JNetworkError")
 SMALL_ROWS = 200_000
 """Number of rows that threads of this process write in about the time that Spark takes to start."""
 THREADS = 2
-STARVED_S, LOOK_S, JOIN_S = 600.0, 1.0, 5.0
+STARVED_S, POLL_S, JOIN_S = 600.0, 1.0, 5.0
 """Seconds without a running task after which a job is abandoned; seconds between checks; maximum seconds for a "
 "check."""
 ATTEMPTS = 3
@@ -90,7 +90,7 @@ class SparkRunner:
 
         def watch() -> None:
             fed_at = time.monotonic()
-            while not ended.wait(LOOK_S):
+            while not ended.wait(POLL_S):
                 try:
                     if self._has_tasks():
                         fed_at = time.monotonic()

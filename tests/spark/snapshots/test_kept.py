@@ -78,7 +78,7 @@ class Servers:
         return []
 
 
-LOOK_S = 0.01
+CHECK_S = 0.01
 
 
 def servers(monkeypatch: pytest.MonkeyPatch, *answers: Exception | None) -> Servers:
@@ -99,7 +99,7 @@ def test_a_pin_is_renewed_again_and_again_also_when_that_fails(
     monkeypatch: pytest.MonkeyPatch, fails: Exception
 ) -> None:
     found = servers(monkeypatch, None, fails, None)
-    with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, LOOK_S):
+    with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, CHECK_S):
         for _ in range(4):
             assert found.renewed.acquire(timeout=WAIT_S)
     assert not found.cancelled.is_set()
@@ -113,7 +113,7 @@ def test_an_incremental_holds_the_logs_from_its_parent_on(monkeypatch: pytest.Mo
     joined, left = replace(places[0], partition="p3"), replace(places[0], partition="p4", ledger=-1)
     plan = replace(PLAN, partitions=(*places, joined, left))
     parent = manifest_of("s0", None, (*places, replace(left, ledger=2)))
-    with create.kept(wanted(parent=parent), plan, SparkRunner(found.session), lambda: None, LOOK_S):
+    with create.kept(wanted(parent=parent), plan, SparkRunner(found.session), lambda: None, CHECK_S):
         for _ in range(2):
             assert found.renewed.acquire(timeout=WAIT_S)
     assert found.held[0] == {"p1": 7, "p2": 7, "p3": 0}
@@ -137,7 +137,7 @@ def test_an_expired_pin_ends_the_job_and_is_its_error(monkeypatch: pytest.Monkey
     found = servers(monkeypatch, NoSuchPin("gone"))
 
     def job() -> None:
-        with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, LOOK_S):
+        with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, CHECK_S):
             assert found.cancelled.wait(WAIT_S)
             raise Unavailable("the Spark job failed: cancelled")
 
@@ -184,10 +184,10 @@ def test_abandoned_work_is_resumed_only_while_its_logs_are_held(monkeypatch: pyt
 def test_a_directory_that_cannot_be_listed_ends_no_renewal(monkeypatch: pytest.MonkeyPatch, fails: Exception) -> None:
     """A shared file system can be slow for a moment, and so can an object store; the pin expired while the job ran."""
 
-    def look() -> None:
+    def check() -> None:
         raise fails
 
     found = servers(monkeypatch, None)
-    with create.kept(wanted(), PLAN, SparkRunner(found.session), look, LOOK_S):
+    with create.kept(wanted(), PLAN, SparkRunner(found.session), check, CHECK_S):
         for _ in range(2):
             assert found.renewed.acquire(timeout=WAIT_S)

@@ -213,7 +213,7 @@ def test_a_restore_resumes_after_a_killed_driver_and_survives_leader_loss(
                 killed.append(victim)
                 cluster.kill(victim)
 
-        monkeypatch.setattr("kvstore.spark.snapshots.restore.LOOK_S", 0.01)  # it takes a second or two
+        monkeypatch.setattr("kvstore.spark.snapshots.restore.POLL_S", 0.01)  # it takes a second or two
         done = restore(LocalTables(), store, chain, Cut(), config, into_filled=True, progress=kill_once)
         assert (killed, done.written) == ([victim], RESTORED)
         assert client.count() == RESTORED

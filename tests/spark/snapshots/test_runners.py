@@ -62,7 +62,7 @@ class Starving:
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
-        self.looks = 0
+        self.polls = 0
         self.cancelled = threading.Event()
         self.defaultParallelism = 2
 
@@ -83,8 +83,8 @@ class Starving:
         return [1]
 
     def getStageInfo(self, _: int) -> Any:
-        self.looks += 1
-        return SimpleNamespace(numActiveTasks=int(self.looks <= self._tasks))
+        self.polls += 1
+        return SimpleNamespace(numActiveTasks=int(self.polls <= self._tasks))
 
     def parallelize(self, *_: Any) -> Starving:
         return self
@@ -103,11 +103,11 @@ class Starving:
 @pytest.mark.parametrize("does", ["wake", "run"])
 def test_a_job_that_loses_all_executors_fails(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pin was renewed for as long as Spark waited, which was without limit."""
-    monkeypatch.setattr(runners, "LOOK_S", 0.01)
+    monkeypatch.setattr(runners, "POLL_S", 0.01)
     monkeypatch.setattr(runners, "STARVED_S", 0.3)
     spark = Starving(tasks=50)
     runner = SparkRunner(spark.session)
     job: Any = None
     with pytest.raises(Unavailable, match="Spark gave the job no executor for"):
         _ = runner.wake() if does == "wake" else runner.run(job, [job], "g")  # type: ignore[func-returns-value]
-    assert spark.looks > 50, "as long as tasks run nobody is impatient"
+    assert spark.polls > 50, "as long as tasks run nobody is impatient"
