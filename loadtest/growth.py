@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.output import as_table
-from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.layout import ClusterFile, UpOptions
 from kvstore.devcluster.local import LocalCluster
 from kvstore.loadtest.generator.options import path_word
 from loadtest.bench import peers
@@ -45,7 +45,7 @@ def grow(sizes: Sequence[int], partitions: int, seconds: float) -> Iterator[dict
                 cluster.down()
                 row |= _disk(cluster.data_dir, size)
                 began = time.monotonic()
-                file = cluster.up(Wish(data_dir=cluster.data_dir))
+                file = cluster.up(UpOptions(data_dir=cluster.data_dir))
                 yield row | {"restart_s": round(time.monotonic() - began, 1)}
         finally:
             cluster.down()

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TIMEOUT_S = 15.0
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between polls for what a command waits for."""
-AWAY_S = 600.0
+OUTAGE_S_MAX = 600.0
 """Seconds for which a command that waits for the cluster tolerates that no server answers."""
 
 
@@ -78,16 +78,16 @@ def _cluster_at(channel: grpc.Channel, wanted: str, address: str, timeout_s: flo
         raise (Unavailable(f"{address}: {found}") if isinstance(found, OutcomeUnknown) else found) from error
 
 
-class Patience:
+class OutageTolerance:
     """Tolerates unavailable servers while a command waits for the cluster. The cluster continues on its own, and an
     error would look as if the change had failed."""
 
     def __init__(self) -> None:
         self._away_since: float | None = None
 
-    def look(self, ask: Callable[[], T]) -> T | None:
+    def poll(self, ask: Callable[[], T]) -> T | None:
         """Return the result of `ask`, or None while no server answers, which is reported once. Raises StoreError after
-        AWAY_S without an answer, and for permanent errors."""
+        OUTAGE_S_MAX without an answer, and for permanent errors."""
         try:
             found = ask()
         except (Retryable, OutcomeUnknown, MetadataUnavailable, MetadataUnknown) as error:
@@ -96,7 +96,7 @@ class Patience:
                 self._away_since = now
                 said = str(error) or type(error).__name__
                 print(f"kvstore: {said}: the change continues; retrying", file=sys.stderr, flush=True)
-            elif now - self._away_since > AWAY_S:
+            elif now - self._away_since > OUTAGE_S_MAX:
                 raise
             return None
         self._away_since = None

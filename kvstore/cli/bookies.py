@@ -106,7 +106,7 @@ def list_bookies(
         ]
 
     where = (data_dir, zookeeper, server)
-    rows = from_store_or_servers(where, work, _told)
+    rows = from_store_or_servers(where, work, _reported)
     if not any("failed_directories" in row for row in rows):
         failed = _failed_directories(where)
         rows = [{**row, "failed_directories": failed.get(row["id"])} for row in rows]
@@ -126,7 +126,7 @@ def _failed_directories(where: Where) -> dict[str, list[str]]:
     }
 
 
-def _told(report: ClusterReport) -> list[dict[str, Any]]:
+def _reported(report: ClusterReport) -> list[dict[str, Any]]:
     """Return the bookies as servers report them. Servers do not know the number of ledgers."""
     return [
         {

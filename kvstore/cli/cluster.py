@@ -87,7 +87,7 @@ T = TypeVar("T")
 SERVER_TIMEOUT_S = 5.0
 PATIENCE_S = 5.0
 """Seconds to wait for the metadata store before a command reports that it is unavailable."""
-LOOK_S = 1.0
+LOOKUP_S = 1.0
 """Seconds of PATIENCE_S to find out which hosts of the metadata store accept connections."""
 
 
@@ -219,17 +219,17 @@ async def _reachable(address: str) -> str:
 
     found = parse(address)
     answers = await asyncio.gather(*map(takes_connections, found.hosts))
-    told = list(zip(found.hosts, answers, strict=True))
-    nameless = [f"{host} ({answer.strerror})" for host, answer in told if isinstance(answer, socket.gaierror)]
+    answered = list(zip(found.hosts, answers, strict=True))
+    nameless = [f"{host} ({answer.strerror})" for host, answer in answered if isinstance(answer, socket.gaierror)]
     if all(answer is False or isinstance(answer, socket.gaierror) for answer in answers):
-        refusing = [host for host, answer in told if answer is False]
+        refusing = [host for host, answer in answered if answer is False]
         said = [f"cannot resolve {', '.join(nameless)}"] if nameless else []
         if refusing:
             said.append(
                 f"no {found.kind.shown} listens at {','.join(refusing)}; check the cluster with `kvstore status`"
             )
         raise Unavailable("; ".join(said))
-    hosts = [host for host, answer in told if answer is True]
+    hosts = [host for host, answer in answered if answer is True]
     return address.replace(",".join(found.hosts), ",".join(hosts)) if hosts else address
 
 
@@ -240,7 +240,7 @@ async def takes_connections(address: str) -> bool | socket.gaierror | None:
 
     host, _, port = address.rpartition(":")
     try:
-        async with asyncio.timeout(LOOK_S):
+        async with asyncio.timeout(LOOKUP_S):
             answers: list[bool | None] = []
             for place in await NAMES.find_soon(host.strip("[]")):
                 answers.append(await _connects(place, int(port)))
@@ -272,7 +272,7 @@ async def _tools(address: str) -> AsyncIterator[Tools]:
     from kvstore.meta.login import metadata_login_of_environment
 
     env = real_env(Path.cwd(), name="tool", tls=tls_of_environment())
-    login, timeout_s = metadata_login_of_environment(), PATIENCE_S - LOOK_S
+    login, timeout_s = metadata_login_of_environment(), PATIENCE_S - LOOKUP_S
     store = await connect(address, tls=metadata_tls(), login=login, timeout_s=timeout_s)
     try:
         yield Tools(env, store)

@@ -123,10 +123,10 @@ def init(
         print(as_json(document))
     else:
         print(as_table(rows))
-        _tell_secret(path, is_new=is_new, is_secret_new=is_new or new_secret)
+        _explain_secret(path, is_new=is_new, is_secret_new=is_new or new_secret)
 
 
-def _tell_secret(path: Path, *, is_new: bool, is_secret_new: bool) -> None:
+def _explain_secret(path: Path, *, is_new: bool, is_secret_new: bool) -> None:
     """Tell the user what to do with the secret. A file that existed before may hold another cluster's secret."""
     if not is_secret_new:
         print(f"\nthe cluster existed already\nIts nodes must have the secret in {path}; this was not checked.")

@@ -73,7 +73,7 @@ def _ask_all(stub: Any, timeout_s: float) -> list[dict[str, Any]]:
     first: int | None = 0
     while first is not None:
         page = stub.Ledgers(LedgersRequest(all=True, first=first), timeout=timeout_s)
-        rows += map(_told_summary, page.ledgers)
+        rows += map(_reported_summary, page.ledgers)
         first = page.next if page.HasField("next") else None
     if page.from_leaders:
         lacking = f"; the leaders of {', '.join(page.unknown)} do not answer" if page.unknown else ""
@@ -107,14 +107,14 @@ def show(
         answer = stub.Ledger(LedgerRequest(ledger=ledger), timeout=timeout_s)
         if answer.from_leaders:
             _say_from_leaders("the metadata that the leader of its log knows")
-        told = answer.ledger
+        reported = answer.ledger
         details: dict[str, Any] = {
-            "version": None if answer.from_leaders else told.version,
-            "length": told.length if told.state else None,
-            "digest": told.digest or None,
-            "fragments": [{"first": f.first_entry, "bookies": list(f.bookies)} for f in told.fragments],
+            "version": None if answer.from_leaders else reported.version,
+            "length": reported.length if reported.state else None,
+            "digest": reported.digest or None,
+            "fragments": [{"first": f.first_entry, "bookies": list(f.bookies)} for f in reported.fragments],
         }
-        return _told_summary(told) | details
+        return _reported_summary(reported) | details
 
     found = by_servers_or_store((data_dir, zookeeper, server), ask, work)
     print(as_json(found) if json else as_table([{"what": name, "value": value} for name, value in found.items()]))
@@ -200,8 +200,8 @@ def delete(
         await deletion.commit(version)
 
     with_tools(data_dir, zookeeper, work, server)
-    told = f"ledger {ledger} is deleted; its bookies will free the space soon"
-    print(as_json({"ledger": ledger, "deleted": True}) if json else told)
+    reported = f"ledger {ledger} is deleted; its bookies will free the space soon"
+    print(as_json({"ledger": ledger, "deleted": True}) if json else reported)
 
 
 def give_up(
@@ -306,16 +306,16 @@ def _summary(metadata: LedgerMetadata) -> dict[str, Any]:
     }
 
 
-def _told_summary(told: LedgerStatus) -> dict[str, Any]:
+def _reported_summary(reported: LedgerStatus) -> dict[str, Any]:
     """Return the same fields from a server's report. Values that leaders do not know are None."""
-    is_known = bool(told.fragments)
+    is_known = bool(reported.fragments)
     return {
-        "id": told.id,
-        "partition": told.partition or None,
-        "state": told.state or None,
-        "last_entry": told.last_entry if told.HasField("last_entry") else None,
-        "quorum": f"{told.ensemble_size}/{told.write_quorum}/{told.ack_quorum}" if is_known else None,
-        "bookies": sorted({each for fragment in told.fragments for each in fragment.bookies}) if is_known else None,
+        "id": reported.id,
+        "partition": reported.partition or None,
+        "state": reported.state or None,
+        "last_entry": reported.last_entry if reported.HasField("last_entry") else None,
+        "quorum": f"{reported.ensemble_size}/{reported.write_quorum}/{reported.ack_quorum}" if is_known else None,
+        "bookies": sorted({each for fragment in reported.fragments for each in fragment.bookies}) if is_known else None,
     }
 
 

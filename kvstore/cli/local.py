@@ -21,7 +21,7 @@ from kvstore.meta.address import MetadataKind
 from kvstore.wal.config import BookieKind
 
 if TYPE_CHECKING:
-    from kvstore.devcluster.layout import ClusterFile, Wish
+    from kvstore.devcluster.layout import ClusterFile, UpOptions
     from kvstore.devcluster.secure_folder import SecureFolder
 
 UNDRAIN_S = 60.0
@@ -86,7 +86,7 @@ def up(
     json: Json = False,
 ) -> None:
     """Start the local cluster, or its nodes that are down, and wait until it serves"""
-    from kvstore.devcluster.layout import Wish
+    from kvstore.devcluster.layout import UpOptions
     from kvstore.devcluster.settings import parse
 
     if moved:
@@ -96,7 +96,7 @@ def up(
     if zookeeper is not None and metadata is not None:
         raise ConfigError("expected --zookeeper or --metadata, got both")
     is_kind = metadata in set(MetadataKind)
-    wish = Wish(
+    wish = UpOptions(
         data_dir=data_dir,
         nodes=nodes,
         partitions=partitions,
@@ -112,7 +112,7 @@ def up(
     _run_up(wish, detach=detach, json=json)
 
 
-def _run_up(wish: Wish, *, detach: bool, json: bool) -> None:
+def _run_up(wish: UpOptions, *, detach: bool, json: bool) -> None:
     from kvstore.devcluster.local import LocalCluster
 
     cluster, stop = LocalCluster(wish.data_dir, _say), f"{own_command()} down{data_dir_option(wish.data_dir)}"
@@ -222,7 +222,7 @@ class _Undrained(Enum):
 
 def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
     """Move all replicas off the node. Return "", or the reason why they cannot be moved."""
-    from kvstore.cli.operation import said_if_interrupted
+    from kvstore.cli.operation import reporting_interrupt
     from kvstore.cli.replicas import change_replicas, wait_until_empty
     from kvstore.errors import InvalidRequest
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
@@ -233,7 +233,7 @@ def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
         if "no other server can take" in str(error):
             return str(error)
         raise
-    with said_if_interrupted(f"interrupted; the replicas of {node} are still moving: see `kvstore ring status`"):
+    with reporting_interrupt(f"interrupted; the replicas of {node} are still moving: see `kvstore ring status`"):
         wait_until_empty(node, *where, timeout_s=timeout_s)
     return ""
 

@@ -26,7 +26,7 @@ BRANCHES = {
     "ring": ("ring",),
     "partitions": ("partition",),
     "replicas": ("partition",),
-    "evening": ("partition",),
+    "even_replicas": ("partition",),
     "ledgers": ("ledger",),
     "bookies": ("bookie", "autorecovery"),
     "snapshots": ("snapshot",),

@@ -40,7 +40,7 @@ def asked_once(
 
 
 @contextmanager
-def said_if_interrupted(text: str) -> Iterator[None]:
+def reporting_interrupt(text: str) -> Iterator[None]:
     """If the block is interrupted, report `text`: that the requested change continues."""
     try:
         yield

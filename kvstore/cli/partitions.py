@@ -52,7 +52,7 @@ def list_partitions(
         ring = await read_ring(tools)
         return [await _details(tools, member) for _, member in sorted(ring.partitions.items())]
 
-    found = from_store_or_servers((data_dir, zookeeper, server), work, _told)
+    found = from_store_or_servers((data_dir, zookeeper, server), work, _reported)
     print(as_json(found) if json else as_table([_row(each) for each in found]))
 
 
@@ -75,13 +75,13 @@ def show(
             raise InvalidRequest(f"no partition {partition!r}; expected one of {', '.join(sorted(ring.partitions))}")
         return await _details(tools, member)
 
-    def told(report: ClusterReport) -> dict[str, Any]:
-        found = {each["id"]: each for each in _told(report)}
+    def reported(report: ClusterReport) -> dict[str, Any]:
+        found = {each["id"]: each for each in _reported(report)}
         if partition not in found:
             raise InvalidRequest(f"no partition {partition!r}; expected one of {', '.join(sorted(found))}")
         return found[partition]
 
-    found = from_store_or_servers((data_dir, zookeeper, server), work, told)
+    found = from_store_or_servers((data_dir, zookeeper, server), work, reported)
     if json:
         print(as_json(found))
         return
@@ -150,7 +150,7 @@ def trust(
     def claims_by(tools: Tools) -> Claims:
         return Claims(tools.store, PartitionId(partition), ServerId("tool"))
 
-    async def look(tools: Tools) -> None:
+    async def require_doubted(tools: Tools) -> None:
         await _doubted(claims_by(tools), partition, replica)
 
     async def work(tools: Tools) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def trust(
         return {"partition": partition, "replica": replica, "seq": found.seq, "crc": found.crc}
 
     if not yes:
-        with_tools(data_dir, zookeeper, look, server)
+        with_tools(data_dir, zookeeper, require_doubted, server)
         confirm(f"Trust {replica}'s copy of {partition}, and lose the data that only the other copies have")
     done = with_tools(data_dir, zookeeper, work, server)
     said = f"{replica}'s copy of {partition} is right as of {done['seq']}; copies that differ are rebuilt"
@@ -219,7 +219,7 @@ async def _details(tools: Tools, member: Member) -> dict[str, Any]:
     }
 
 
-def _told(report: ClusterReport) -> list[dict[str, Any]]:
+def _reported(report: ClusterReport) -> list[dict[str, Any]]:
     """Return the same from a server's report, which has the number of ledgers but not their ids."""
     return [
         {

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.admin import LOOK_S, Patience, ask_admin
+from kvstore.cli.admin import POLL_S, OutageTolerance, ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
 from kvstore.cli.groups import group_of
-from kvstore.cli.operation import OperationId, asked_once, said_if_interrupted
+from kvstore.cli.operation import OperationId, asked_once, reporting_interrupt
 from kvstore.cli.output import as_json
 from kvstore.cli.ring_changes import ring_status
 from kvstore.cli.ring_views import status_document, status_text
@@ -45,7 +45,7 @@ def move_replica(
     request = ChangeReplicasRequest(partition=partition, newcomer=target, leaving=source, operation=operation)
     answer = change_replicas(request, data_dir, zookeeper, server)
     if wait:
-        with said_if_interrupted("interrupted; the replica is still moving: see `kvstore ring status`"):
+        with reporting_interrupt("interrupted; the replica is still moving: see `kvstore ring status`"):
             answer, holders = wait_until_replaced(partition, target, data_dir, zookeeper, server, timeout_s=timeout)
         if target not in holders:
             raise Unavailable(
@@ -75,9 +75,9 @@ def wait_until_replaced(
 ) -> tuple[admin_pb2.RingStatusResponse, list[str]]:
     """Wait until the newcomer is no longer catching up. Return the ring's status and the holders of the partition's
     replicas. Raises Unavailable after `timeout_s`."""
-    deadline, patience = time.monotonic() + timeout_s, Patience()
+    deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
 
-    def look() -> tuple[admin_pb2.RingStatusResponse, list[str]] | str:
+    def ask() -> tuple[admin_pb2.RingStatusResponse, list[str]] | str:
         answer = ring_status(data_dir, zookeeper, server)
         if any((each.partition, each.newcomer) == (partition, newcomer) for each in answer.replacing):
             return f"the replica of {partition} on {newcomer} has not caught up"
@@ -85,13 +85,13 @@ def wait_until_replaced(
 
     while True:
         found = (
-            patience.look(look) or f"no server reports whether the replica of {partition} on {newcomer} has caught up"
+            tolerance.poll(ask) or f"no server reports whether the replica of {partition} on {newcomer} has caught up"
         )
         if not isinstance(found, str):
             return found
         if time.monotonic() > deadline:
             raise Unavailable(f"{found} within {timeout_s:g} s; the move continues")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def replicas_of(partition: str, data_dir: Path, zookeeper: str | None, server: str | None) -> list[str]:
@@ -111,9 +111,9 @@ def _ring(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb
 
 def wait_until_empty(node: str, data_dir: Path, zookeeper: str | None, server: str | None, *, timeout_s: float) -> None:
     """Return when the ring places no replica on the node. Raises Unavailable after `timeout_s`."""
-    deadline, patience = time.monotonic() + timeout_s, Patience()
+    deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
     while True:
-        found = patience.look(lambda: _ring(data_dir, zookeeper, server))
+        found = tolerance.poll(lambda: _ring(data_dir, zookeeper, server))
         left = None if found is None else [each.id for each in found.partitions if node in each.replicas]
         if left is not None and not left:
             return
@@ -125,4 +125,4 @@ def wait_until_empty(node: str, data_dir: Path, zookeeper: str | None, server: s
             raise Unavailable(
                 f"{node} still has replicas of {', '.join(left)} after {timeout_s:g} s; the drain continues"
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

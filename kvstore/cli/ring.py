@@ -62,7 +62,7 @@ def show(
         ]
         return {"version": ring.version, "partitions": partitions}
 
-    document = from_store_or_servers((data_dir, zookeeper, server), read, _told)
+    document = from_store_or_servers((data_dir, zookeeper, server), read, _reported)
     loads = _loads(data_dir, zookeeper, server)
     for row in document["partitions"]:
         load = loads.get(row["id"])
@@ -78,7 +78,7 @@ def show(
     print(f"ring version {document['version']}\n\n{as_table(shown)}")
 
 
-def _told(report: ClusterReport) -> dict[str, Any]:
+def _reported(report: ClusterReport) -> dict[str, Any]:
     """Return the same from a server's report."""
     partitions = [
         {

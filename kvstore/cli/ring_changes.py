@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.admin import LOOK_S, TIMEOUT_S, Patience, ask_admin
+from kvstore.cli.admin import POLL_S, TIMEOUT_S, OutageTolerance, ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
-from kvstore.cli.operation import OperationId, asked_once, said_if_interrupted
+from kvstore.cli.operation import OperationId, asked_once, reporting_interrupt
 from kvstore.cli.output import as_json
 from kvstore.cli.ring_views import (
     loads_document,
@@ -319,7 +319,7 @@ def _plan_and_follow(
     answer = change_ring(request, data_dir, zookeeper, server)
     _show_plan(answer, json=json)
     if wait and not request.dry_run:
-        with said_if_interrupted("interrupted; the moves continue: wait for them with `kvstore ring status --wait`"):
+        with reporting_interrupt("interrupted; the moves continue: wait for them with `kvstore ring status --wait`"):
             _follow(data_dir, zookeeper, server, quiet=json)
 
 
@@ -340,17 +340,17 @@ def _steer(
 
 def _follow(data_dir: Path, zookeeper: str | None, server: str | None, *, quiet: bool) -> admin_pb2.RingStatusResponse:
     """Wait until no move is left. Return the status."""
-    show, is_told = _say if sys.stderr.isatty() and not quiet else _say_nothing, False
-    patience = Patience()
-    while (found := patience.look(lambda: ring_status(data_dir, zookeeper, server))) is None or found.moves:
+    show, is_reported = _say if sys.stderr.isatty() and not quiet else _say_nothing, False
+    tolerance = OutageTolerance()
+    while (found := tolerance.poll(lambda: ring_status(data_dir, zookeeper, server))) is None or found.moves:
         if found is not None:
-            if found.paused and not is_told:
+            if found.paused and not is_reported:
                 print(
                     "kvstore: moves are paused; continue them with `kvstore ring resume`", file=sys.stderr, flush=True
                 )
-            is_told = found.paused
+            is_reported = found.paused
             show(f"\r{progress_line(found)}\033[K")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     show("\n")
     return found
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ATTEMPTS = 3
 """Attempts per task on this machine, where Spark makes only one by default. Clusters have their own setting."""
-LOOK_S = 0.2
+POLL_S = 0.2
 END_S = 10.0
 """Seconds for an interrupted job to release its pins."""
 
@@ -45,21 +45,21 @@ def with_tables(
 ) -> T:
     """Run `job` on tables of this process if requested or faster, otherwise on Spark's. Raises what `in_session`
     raises."""
-    if is_for_here(master, conf, is_small):
-        from kvstore.spark.snapshots.here import HereTables
+    if runs_in_process(master, conf, is_small):
+        from kvstore.spark.snapshots.local_tables import LocalTables
 
         os.nice(niceness)
-        return job(HereTables())
+        return job(LocalTables())
 
     def on_spark(session: SparkSession) -> T:
-        from kvstore.spark.snapshots.on_spark import SparkTables
+        from kvstore.spark.snapshots.spark_tables import SparkTables
 
         return job(SparkTables(session))
 
     return in_session(on_spark, master, conf, progress, niceness, defaults)
 
 
-def is_for_here(master: str, conf: Sequence[SparkSetting] | None, is_small: Callable[[], bool]) -> bool:
+def runs_in_process(master: str, conf: Sequence[SparkSetting] | None, is_small: Callable[[], bool]) -> bool:
     """Return True if this process does the work itself: as requested, or by choice because the work is small."""
     return master == NO_SPARK or (master == AUTO and not conf and is_small())
 
@@ -92,7 +92,7 @@ def in_session(
 
     try:
         threading.Thread(target=run, name="job", daemon=True).start()
-        while not wait([done], LOOK_S).done:
+        while not wait([done], POLL_S).done:
             pass
     except KeyboardInterrupt:
         _end(done)
@@ -108,7 +108,7 @@ def _end(job: Future[T]) -> None:
     over = time.monotonic() + END_S
     while time.monotonic() < over:
         end_jvm()
-        if wait([job], LOOK_S).done:
+        if wait([job], POLL_S).done:
             return
 
 

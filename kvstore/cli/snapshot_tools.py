@@ -96,7 +96,7 @@ def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_ful
     except (InvalidRequest, Corrupted) as error:
         if not or_full:
             raise
-        full_instead(error)
+        report_full_instead(error)
         return None
     if base.cluster != instance:
         raise InvalidRequest(
@@ -106,12 +106,12 @@ def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_ful
     return base
 
 
-def go_on(pin_minutes: int) -> str:
+def how_to_continue(pin_minutes: int) -> str:
     """Return the advice after an interrupt."""
     return f"run the same command within {pin_minutes} minutes to continue"
 
 
-def full_instead(why: StoreError) -> None:
+def report_full_instead(why: StoreError) -> None:
     """Report that a full snapshot is taken instead."""
     print(f"kvstore: taking a full snapshot instead: {why}", file=sys.stderr)
 
@@ -121,7 +121,7 @@ def record(manifest: Manifest, folder: Location, data_dir: Path, zookeeper: str 
     snapshot."""
     from kvstore.meta.snapshots import SnapshotRecord, record_snapshot
 
-    told = SnapshotRecord(
+    reporting_errors = SnapshotRecord(
         kind=manifest.kind,
         parent=manifest.parent,
         started_ms=manifest.started_ms,
@@ -132,7 +132,7 @@ def record(manifest: Manifest, folder: Location, data_dir: Path, zookeeper: str 
     )
 
     async def tell(tools: Tools) -> None:
-        await record_snapshot(tools.store, manifest.id, told)
+        await record_snapshot(tools.store, manifest.id, reporting_errors)
 
     try:
         with_tools(data_dir, zookeeper, tell, server)
@@ -204,7 +204,7 @@ class ProgressCounter:
             self._progress(self._what, self._done, self._total)
 
 
-def take_here(job: Callable[[Runner], T], nice: int) -> T:
+def run_in_threads(job: Callable[[Runner], T], nice: int) -> T:
     """Run `job` with threads of this process, at niceness `nice`."""
     from kvstore.spark.snapshots.runners import ThreadRunner
 
@@ -215,10 +215,10 @@ def take_here(job: Callable[[Runner], T], nice: int) -> T:
 def is_small(chain: Sequence[Manifest], origin: tuple[ClientConfig, str] | None = None) -> bool:
     """Return True if these snapshots, and the changes of the cluster since, are too small for a JVM. Raises
     StoreError."""
-    from kvstore.spark.snapshots import here, runners
+    from kvstore.spark.snapshots import local_tables, runners
     from kvstore.spark.snapshots.planning import SnapshotRequest
 
-    if not here.is_small(chain):
+    if not local_tables.is_small(chain):
         return False
     if origin is None:
         return True
@@ -237,7 +237,7 @@ def checking() -> Iterator[None]:
 
 
 @contextmanager
-def told(interrupted: str = "") -> Iterator[None]:
+def reporting_errors(interrupted: str = "") -> Iterator[None]:
     """Report file system errors in one line, like our own errors, and an interrupt with advice on how to continue."""
     try:
         yield

@@ -28,7 +28,7 @@ from kvstore.cli.snapshot_options import (
     Upto,
     Where,
 )
-from kvstore.cli.snapshot_spark import in_session, is_for_here, with_tables
+from kvstore.cli.snapshot_spark import in_session, runs_in_process, with_tables
 from kvstore.errors import Corrupted, InvalidRequest, StoreError
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ def create(
         bytes_per_s=rate * (1 << 20),
     )
     began = time.monotonic()
-    with tools.told(tools.go_on(pin_minutes)), tools.Bar() as progress:
+    with tools.reporting_errors(tools.how_to_continue(pin_minutes)), tools.Bar() as progress:
         hold = partial(tools.hold, cluster, store.root, hold_hours)
         take = partial(_take, store, progress, hold, master, conf, nice)
-        manifest = job.or_full(take, wanted, tools.full_instead) if or_full else take(wanted)
+        manifest = job.or_full(take, wanted, tools.report_full_instead) if or_full else take(wanted)
     folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
     tools.record(manifest, folder, data_dir, zookeeper, server)
     document = {**tools.document(manifest), "path": str(folder), "seconds": seconds}
@@ -137,8 +137,8 @@ def _take(
     def by(runner: Runner) -> Manifest:
         return job.create(store, wanted, runner, progress, published)
 
-    if is_for_here(master, conf, partial(is_small, wanted)):
-        return tools.take_here(by, nice)
+    if runs_in_process(master, conf, partial(is_small, wanted)):
+        return tools.run_in_threads(by, nice)
     settings = tools.SETTINGS | tools.QUICK_START
     return in_session(lambda session: by(SparkRunner(session)), master, conf, progress, nice, settings)
 
@@ -187,9 +187,9 @@ def list_(
                 f"the newest usable snapshot in {where} is {-age_h:.1f} h ahead of this machine's clock"
             )
         if not newest or age_h > max_age_hours:
-            told = f"is {age_h:.1f} h old" if newest else "does not exist"
+            state = f"is {age_h:.1f} h old" if newest else "does not exist"
             raise InvalidRequest(
-                f"expected a usable snapshot in {where} of at most {max_age_hours:g} h; the newest {told}"
+                f"expected a usable snapshot in {where} of at most {max_age_hours:g} h; the newest {state}"
             )
 
 
@@ -276,7 +276,7 @@ def restore(
     cluster, _ = tools.cluster_of(data_dir, zookeeper, server)
     began = time.monotonic()
     names = [each.id for each in chain]
-    with tools.told("run it again, with --merge"), store.reading(names), tools.Bar() as progress:
+    with tools.reporting_errors("run it again, with --merge"), store.reading(names), tools.Bar() as progress:
         if check:
             verify.check_files(
                 store, chain, tools.ProgressCounter(progress, "checking", sum(len(each.files) for each in chain))
@@ -330,7 +330,7 @@ def prune(
     remains = store.stale_remains(time.time())
     removed: list[str] = []
     if not dry_run:
-        with tools.told("run it again"), tools.Bar() as progress:
+        with tools.reporting_errors("run it again"), tools.Bar() as progress:
             for number, manifest in enumerate(going):
                 progress("removing", number, len(going))
                 if store.remove(manifest.id):
@@ -398,7 +398,7 @@ def delta(
     from kvstore.spark.snapshots import delta as tables
 
     store, chain, _ = tools.chosen(where, wanted, None, None, of_one_cluster=True)
-    with tools.told("run it again"), tools.Bar() as progress:
+    with tools.reporting_errors("run it again"), tools.Bar() as progress:
         counted = tools.ProgressCounter(progress, "adding", sum(each.rows for each in chain))
         added = tables.export(store, chain, table, counted)
     if json:

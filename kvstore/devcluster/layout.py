@@ -119,7 +119,7 @@ class ClusterFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class UpOptions:
     """The options of `kvstore up`; None for options that were not given."""
 
     data_dir: Path
@@ -140,7 +140,7 @@ class Wish:
     """Settings for every node's file."""
 
 
-def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
+def plan(wish: UpOptions, found: ClusterFile | None) -> ClusterFile:
     """Return the cluster to run: the recorded one, perhaps on other ports, or a new one. Raises ConfigError for options
     that are refused."""
     if found is not None:
@@ -275,7 +275,7 @@ def _check_offset(offset: int) -> None:
         )
 
 
-def _refuse_changes(wish: Wish, found: ClusterFile) -> None:
+def _refuse_changes(wish: UpOptions, found: ClusterFile) -> None:
     recorded = {
         "nodes": len(found.nodes),
         "partitions": found.partitions,

@@ -23,8 +23,8 @@ from kvstore import config as toml
 from kvstore.config import Setting
 from kvstore.devcluster import etcd, layout, zookeeper
 from kvstore.devcluster.founding import found_access
-from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
-from kvstore.devcluster.pages import http_ok, is_stranger, python_of, unsettled, why_not
+from kvstore.devcluster.layout import ClusterFile, NodePlace, UpOptions
+from kvstore.devcluster.pages import http_ok, is_login_rejected, python_of, refusal, unsettled
 from kvstore.devcluster.ports import is_free, taken_message
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.processes import has_threads, is_alive, names_place
@@ -58,7 +58,7 @@ BOOKIES_TIMEOUT_S = 20
 SETTLE_TIMEOUT_S = 15
 LOGIN_TIMEOUT_S = 2
 POLL_S = 0.05
-_LOOKS = 5
+_ATTEMPTS = 5
 OUTPUT_BYTES_MAX = 1 << 20
 """Maximum size up to which earlier output of a process is kept."""
 
@@ -91,7 +91,7 @@ class LocalCluster:
             raise ConfigError(f"no cluster in {self.data_dir}; start one with `kvstore up --data-dir {self.data_dir}`")
         return found
 
-    def up(self, wish: Wish) -> ClusterFile:
+    def up(self, wish: UpOptions) -> ClusterFile:
         """Start everything that is down, and return once every partition serves. Raises ConfigError, Unavailable."""
         if not self.data_dir.exists():
             private_folder(self.data_dir)
@@ -278,13 +278,13 @@ class LocalCluster:
     def _serves_or_ends(self, cluster: ClusterFile) -> bool:
         """Return True once the cluster's own metadata store serves, False once it does not run. A store that has
         received SIGTERM runs for a moment without serving. Raises Unavailable."""
-        deadline, is_told = time.monotonic() + START_TIMEOUT_S, False
+        deadline, is_reported = time.monotonic() + START_TIMEOUT_S, False
         while (own := self._own_store_or_none(cluster)) is not None:
             if own.is_ready():
                 return True
-            if not is_told:
+            if not is_reported:
                 self._progress(f"waiting for {own.program} at {own.address}, which runs but does not serve")
-                is_told = True
+                is_reported = True
             if time.monotonic() > deadline:
                 raise Unavailable(f"{own.program} at {own.address} runs but does not serve; see {own.directory}")
             time.sleep(POLL_S)
@@ -362,7 +362,7 @@ class LocalCluster:
         while not http_ok(node.http, "/clusterz", secure):
             self._start_ended()
             if time.monotonic() > deadline:
-                said = why_not(node.http, "/clusterz", secure)
+                said = refusal(node.http, "/clusterz", secure)
                 raise Unavailable(
                     f"node {node.id} is not ready after {timeout_s:g} s{said and f', it reports: {said}'}; see "
                     f"`kvstore status --data-dir {self.data_dir}` and {self.data_dir}/logs/{node.id}.log"
@@ -375,7 +375,7 @@ class LocalCluster:
         ended = [node.id for node in self.load().nodes if not self._runs(node)]
         for name in ended:
             if name not in self._found_running:
-                raise Unavailable(f"node {name} ended while starting; its last output:\n{self._last_words(name)}")
+                raise Unavailable(f"node {name} ended while starting; its last output:\n{self._last_output(name)}")
             with self._record.lock(self._progress):
                 node = self.load().node(name)
                 if node.pid is None:  # only `down` removes the pid from the record
@@ -390,9 +390,9 @@ class LocalCluster:
         logs = self.data_dir / "logs"
         return logs / f"{name}.log", logs / f"{name}.out"
 
-    def _last_words(self, name: str) -> str:
+    def _last_output(self, name: str) -> str:
         """Return the last output of the node's process, without that of earlier processes."""
-        texts = [said_since(path, self._said_before.get(path, 0)) for path in self._outputs(name) if path.exists()]
+        texts = [text_after(path, self._said_before.get(path, 0)) for path in self._outputs(name) if path.exists()]
         return "\n".join("\n".join(text.splitlines()[-8:]) for text in texts if text) or "nothing"
 
     def is_running(self) -> bool:
@@ -403,7 +403,7 @@ class LocalCluster:
         )
 
     def _runs(self, node: NodePlace) -> bool:
-        return node.pid is not None and _is_ours(node.pid, node.config, looks=_LOOKS)
+        return node.pid is not None and _is_ours(node.pid, node.config, attempts=_ATTEMPTS)
 
     def _with_those_that_run(self, cluster: ClusterFile) -> ClusterFile:
         """Return the cluster with processes that its file does not record, because a start was killed before that."""
@@ -435,7 +435,7 @@ class LocalCluster:
             raise ConfigError(taken_message(taken))
 
 
-def said_since(path: Path, size: int) -> str:
+def text_after(path: Path, size: int) -> str:
     """Return the text of a file after its first `size` bytes; all of it if the file was started again."""
     data = path.read_bytes()
     return data[size if size <= len(data) else 0 :].decode("utf-8", errors="replace")
@@ -452,7 +452,7 @@ def _refuse_other_password(cluster: ClusterFile, secure: SecureFolder) -> None:
     """Raise ConfigError if the folder's password is wrong: the commands that `up` prints would be refused. A node may
     need a moment to learn of a new user."""
     deadline = time.monotonic() + LOGIN_TIMEOUT_S
-    while is_stranger(cluster.nodes[0].http, secure):
+    while is_login_rejected(cluster.nodes[0].http, secure):
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"the cluster serves, but {secure.password_file} does not hold the current password of {ADMIN}, so "
@@ -530,13 +530,13 @@ def _is_written(config: Path) -> bool:
     return config.exists() and config.stat().st_size > 0
 
 
-def _is_ours(pid: int, config: str, *, looks: int = 1) -> bool:
+def _is_ours(pid: int, config: str, *, attempts: int = 1) -> bool:
     """Return True if `pid` is alive and runs the node of that file, because pids are reused. Retries for a process
     without arguments, which has none for a moment while its program is loaded."""
     try:
         process = psutil.Process(pid)
         words = process.cmdline()
-        for _ in range(looks - 1):
+        for _ in range(attempts - 1):
             if words:
                 break
             time.sleep(POLL_S)

@@ -23,7 +23,7 @@ def http_ok(address: str, path: str, secure: SecureFolder | None = None) -> bool
         return False
 
 
-def why_not(address: str, path: str, secure: SecureFolder | None = None) -> str:
+def refusal(address: str, path: str, secure: SecureFolder | None = None) -> str:
     """Return the reply of the node at the address, if it is not 200, in one line; empty without a reply."""
     try:
         _get(address, path, secure)
@@ -35,7 +35,7 @@ def why_not(address: str, path: str, secure: SecureFolder | None = None) -> str:
     return ""
 
 
-def is_stranger(address: str, secure: SecureFolder) -> bool:
+def is_login_rejected(address: str, secure: SecureFolder) -> bool:
     """Return True if the node at the address rejects the folder's user and password."""
     try:
         _get(address, "/", secure)

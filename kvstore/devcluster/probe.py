@@ -50,10 +50,10 @@ def probe(
     did not answer, ConfigError."""
     login = login or login_of_environment()
     with open_channel(grpc_address, tls, login=login) as channel:
-        door = kv_pb2_grpc.KVStub(channel)
+        stub = kv_pb2_grpc.KVStub(channel)
         for partition, key in keys.items():
             try:
-                door.Get(kv_pb2.GetRequest(key=key, level=kv_pb2.STRICT), timeout=_TIMEOUT_S, wait_for_ready=True)
+                stub.Get(kv_pb2.GetRequest(key=key, level=kv_pb2.STRICT), timeout=_TIMEOUT_S, wait_for_ready=True)
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
                 if isinstance(failure, NotAuthenticated | PermissionDenied):

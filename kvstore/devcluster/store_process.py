@@ -23,7 +23,7 @@ START_TIMEOUT_S = 60.0
 """Maximum seconds for a process of a local cluster to serve."""
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
-_LOOKS = 5
+_ATTEMPTS = 5
 
 
 class StoreProcess:
@@ -42,7 +42,7 @@ class StoreProcess:
         return is_alive(self.pid) and self._is_this_server()
 
     def _is_this_server(self) -> bool:
-        for _ in range(_LOOKS):
+        for _ in range(_ATTEMPTS):
             try:
                 process = psutil.Process(self.pid)
                 if process.status() == psutil.STATUS_ZOMBIE:
@@ -70,7 +70,7 @@ class StoreProcess:
         while not self.is_ready():
             if not is_alive(self.pid):
                 raise Unavailable(
-                    f"{self.program} at {self.address} ended while starting; its last output:\n{self._last_words()}"
+                    f"{self.program} at {self.address} ended while starting; its last output:\n{self._last_output()}"
                 )
             if time.monotonic() > deadline:
                 raise Unavailable(
@@ -109,7 +109,7 @@ class StoreProcess:
             with suppress(ProcessLookupError):  # it has ended since
                 os.kill(self.pid, which)
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         """Return the ends of its log and of its output, without stack traces."""
         texts = [path.read_text(errors="replace") for name in self.logs if (path := self.directory / name).exists()]
         return "\n".join(
@@ -166,8 +166,8 @@ def found_or_none(
     """Return the server that runs in `directory`, even if another process started it. `unrecorded_or_none` finds a
     server by pid and address if the directory's file does not record it or records an earlier one."""
     directory = directory.resolve()
-    for look in (partial(recorded_or_none, program=kind.program), unrecorded_or_none):
-        if (found := look(directory)) is not None:
+    for find in (partial(recorded_or_none, program=kind.program), unrecorded_or_none):
+        if (found := find(directory)) is not None:
             pid, address = found
             process = kind(directory, address, pid)
             if process.is_running():

@@ -50,7 +50,7 @@ from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.server.status.copy_count import CopyCount
 from kvstore.server.status.health_numbers import unserved_of
 from kvstore.server.status.ledger_survey import LedgerSurvey
-from kvstore.server.status.move_progress import Copied, MoveProgress
+from kvstore.server.status.move_progress import Copied, MoveReports
 from kvstore.server.status.node_report import TlsStatus
 from kvstore.server.status.surveyor import Surveyor
 from kvstore.server.tracing.open import traced_backend
@@ -80,7 +80,7 @@ class Node:
         self.rings: RingStore
         self.steward: Steward
         self.load_sampler: LoadSampler
-        self.progress: MoveProgress
+        self.progress: MoveReports
         self.feeds: Feeds
         self.clock_sync: ClockSync
         self.surveyor: Surveyor

@@ -61,7 +61,7 @@ from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.status.copy_count import CopyCount
 from kvstore.server.status.ledger_survey import LEDGERS, LedgerSurvey
-from kvstore.server.status.move_progress import MOVES, MoveProgress
+from kvstore.server.status.move_progress import MOVES, MoveReports
 from kvstore.server.status.outage_watch import OutageWatch
 from kvstore.server.status.surveyor import STATUS, Surveyor
 from kvstore.server.tracing.open import open_traces
@@ -393,7 +393,7 @@ def _make_hosting(
     node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
     node.ledger_survey = LedgerSurvey(node.env.nursery, node, node.links, node.hosting)
     stack.push_async_callback(node.ledger_survey.close)
-    node.progress = MoveProgress(node.hosting.leading)
+    node.progress = MoveReports(node.hosting.leading)
 
 
 async def _host(node: Node, stack: AsyncExitStack) -> None:

@@ -131,7 +131,7 @@ class Hosting:
             await self._nursery.close()
             self._drained.update({**self._leaving, **self._hosted})
             for partition in sorted(self._leaving):
-                self._leaving.pop(partition).let_go()  # the next process retires the state
+                self._leaving.pop(partition).close_state()  # the next process retires the state
             stopping = self._env.nursery.child("stopping")
             hosted = sorted(self._hosted)
             for task in [stopping.spawn(self._stop(each), name=f"stop {each}") for each in hosted]:

@@ -22,7 +22,9 @@ Offset = dict[str, Any]
 CLUSTER, HOLD = "@cluster", "@hold"
 """No partition has these names."""
 GONE = -1
-ANEW = "a stream continues only with its own cluster; for this one, start a new query with another checkpointLocation"
+NEW_QUERY = (
+    "a stream continues only with its own cluster; for this one, start a new query with another checkpointLocation"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,14 @@ def has_ended(offset: Mapping[str, Any], partition: str) -> bool:
 
 def oldest(feeds: Sequence[PartitionFeed]) -> Offset:
     """Return the offset before everything that can still be read."""
-    return _signed(feeds) | {each.partition: {"ended": 0} if each.gone else each.oldest for each in feeds}
+    return _with_cluster(feeds) | {each.partition: {"ended": 0} if each.gone else each.oldest for each in feeds}
 
 
 def latest(feeds: Sequence[PartitionFeed]) -> Offset:
     """Return the offset after everything that was acknowledged."""
-    return _signed(feeds) | {each.partition: {"ended": each.latest} if each.ended else each.latest for each in feeds}
+    return _with_cluster(feeds) | {
+        each.partition: {"ended": each.latest} if each.ended else each.latest for each in feeds
+    }
 
 
 def gone(feeds: Sequence[PartitionFeed]) -> set[str]:
@@ -75,14 +79,14 @@ def gone(feeds: Sequence[PartitionFeed]) -> set[str]:
     return {each.partition for each in feeds if each.gone}
 
 
-def _signed(feeds: Sequence[PartitionFeed]) -> Offset:
+def _with_cluster(feeds: Sequence[PartitionFeed]) -> Offset:
     """Return an offset with only the id of the cluster, if the servers report it."""
     return {CLUSTER: feeds[0].cluster} if feeds and feeds[0].cluster else {}
 
 
 def advanced(start: Mapping[str, Any], ends: Mapping[str, int], feeds: Sequence[PartitionFeed]) -> Offset:
     """Return the offset after partitions have been read up to `ends`. Other partitions keep their position."""
-    offset = {**start, **_signed(feeds)}
+    offset = {**start, **_with_cluster(feeds)}
     for each in feeds:
         until = max(ends.get(each.partition, 0), sequence_of(start, each.partition))
         offset[each.partition] = {"ended": until} if each.ended and until >= each.latest else until
@@ -124,9 +128,9 @@ def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> Non
 
 def check_cluster(offset: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
     """Raise ConfigError for an offset of another cluster, where it would refer to other changes."""
-    ours, found = _signed(feeds).get(CLUSTER), offset.get(CLUSTER)
+    ours, found = _with_cluster(feeds).get(CLUSTER), offset.get(CLUSTER)
     if ours and found and found != ours:
-        raise ConfigError(f"the stream's position belongs to cluster {found}, this one is {ours}; {ANEW}")
+        raise ConfigError(f"the stream's position belongs to cluster {found}, this one is {ours}; {NEW_QUERY}")
 
 
 def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
@@ -161,7 +165,7 @@ def _check_reached(offset: Mapping[str, Any], feed: PartitionFeed) -> None:
     if sequence > feed.latest and not feed.ended:
         raise ConfigError(
             f"the stream's position of partition {feed.partition} is {sequence}, but its log ends at {feed.latest}, so "
-            f"the position belongs to another cluster; {ANEW}"
+            f"the position belongs to another cluster; {NEW_QUERY}"
         )
 
 

@@ -12,6 +12,7 @@ from kvstore.client.pinned.pins import PinnedStore
 from kvstore.errors import ConfigError, Overloaded, StoreError
 from kvstore.spark import columns, pins
 from kvstore.spark.cluster import find
+from kvstore.spark.failed_reader import FailedReader, too_old
 from kvstore.spark.options import (
     TABLES,
     columns_of,
@@ -22,7 +23,6 @@ from kvstore.spark.options import (
     write_options,
 )
 from kvstore.spark.reader import PinnedReader
-from kvstore.spark.refused import FailedReader, too_old
 from kvstore.spark.splits import decode
 from kvstore.spark.writer import BulkWriter
 

@@ -42,7 +42,7 @@ SMALL_ROWS = 10_000
 PROBE_BYTES = 1 << 20
 WAIT_MS = 2_000
 """Milliseconds for which a server may wait for changes that its replica has not applied yet."""
-READ_ANEW = (
+READ_AGAIN = (
     "Read the store once (spark.read), then start a new query with another checkpointLocation; the option holdTtl sets "
     "how long logs are retained for a query that is down"
 )
@@ -199,7 +199,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except PositionTrimmed as error:
-        raise PositionTrimmed(error.partition, error.asked, error.oldest, READ_ANEW) from None
+        raise PositionTrimmed(error.partition, error.asked, error.oldest, READ_AGAIN) from None
 
 
 def _limited(

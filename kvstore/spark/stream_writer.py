@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from kvstore.client.core.config import ClientConfig
 from kvstore.spark.columns import ColumnPlan
 from kvstore.spark.options import WriteOptions
-from kvstore.spark.writer import Tasks, WrittenRows, tell
+from kvstore.spark.writer import WriteTasks, WrittenRows, log_result
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -20,13 +20,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """The writer of `df.writeStream.format("kvstore")`. Each micro-batch is a load of its own."""
 
     def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
-        self._tasks = Tasks(config, plan, options)
+        self._tasks = WriteTasks(config, plan, options)
 
     def write(self, iterator: Iterator[RecordBatch]) -> WrittenRows:
         return self._tasks.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        tell(f"micro-batch {batchId} done", messages)
+        log_result(f"micro-batch {batchId} done", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        tell(f"micro-batch {batchId} failed; rows already written stay", messages)
+        log_result(f"micro-batch {batchId} failed; rows already written stay", messages)

@@ -37,7 +37,7 @@ class WrittenRows(WriterCommitMessage):
     kept: int
 
 
-class Tasks:
+class WriteTasks:
     """The work of a task of either writer. It is pickled, so it holds nothing open."""
 
     def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
@@ -82,19 +82,19 @@ class BulkWriter(DataSourceArrowWriter):
     """The writer of `df.write.format("kvstore")`."""
 
     def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
-        self._tasks = Tasks(config, plan, options)
+        self._tasks = WriteTasks(config, plan, options)
 
     def write(self, iterator: Iterator[RecordBatch]) -> WrittenRows:
         return self._tasks.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        tell("load done", messages)
+        log_result("load done", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        tell("load failed; rows already written stay", messages)
+        log_result("load failed; rows already written stay", messages)
 
 
-def tell(what: str, messages: list[Any]) -> None:
+def log_result(what: str, messages: list[Any]) -> None:
     done = [each for each in messages if isinstance(each, WrittenRows)]
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     logger.info("%s tasks=%d of=%d rows=%d kept=%d", what, len(done), len(messages), written, kept)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.layout import ClusterFile, UpOptions
 from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.zookeeper import free_ports
 from kvstore.errors import ConfigError, Unavailable
@@ -32,7 +32,7 @@ def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], **wish: Any)
     """Start a new cluster at the first port offset where it can listen. Raises ConfigError if there is none."""
     for offset in offsets:
         try:
-            return cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset, **wish))
+            return cluster.up(UpOptions(data_dir=cluster.data_dir, port_offset=offset, **wish))
         except ConfigError as error:
             if "taken by another process" not in str(error):
                 raise

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvstore.cli.output import as_table
-from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
+from kvstore.devcluster.layout import ClusterFile, NodePlace, UpOptions
 from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.zookeeper import four_letters
 from kvstore.errors import Unavailable
@@ -70,7 +70,7 @@ def founded(cluster: LocalCluster, partitions: int) -> ClusterFile:
 def started(cluster: LocalCluster) -> ClusterFile:
     """Start it again, however long that takes."""
     with suppress(Unavailable):
-        return cluster.up(Wish(data_dir=cluster.data_dir))
+        return cluster.up(UpOptions(data_dir=cluster.data_dir))
     cluster.wait_ready(START_S)
     return cluster.load()
 

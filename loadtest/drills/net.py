@@ -27,7 +27,7 @@ from pathlib import Path
 
 from kvstore import config as toml
 from kvstore.devcluster import layout, zookeeper
-from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
+from kvstore.devcluster.layout import ClusterFile, NodePlace, UpOptions
 from kvstore.devcluster.local import LocalCluster
 from kvstore.env.secret import make_secret
 from kvstore.server.config import NodeConfig
@@ -266,7 +266,7 @@ class WiredCluster(Cluster):
 
     def _found(self) -> None:
         data_dir = self.local.data_dir
-        wish = Wish(data_dir=data_dir, zookeeper=f"{self.network.ip(ZOOKEEPER)}:{layout.ZOOKEEPER_PORT}/kvstore")
+        wish = UpOptions(data_dir=data_dir, zookeeper=f"{self.network.ip(ZOOKEEPER)}:{layout.ZOOKEEPER_PORT}/kvstore")
         planned = replace(layout.plan(wish, None), own_zookeeper=True)
         nodes = []
         for node in planned.nodes:

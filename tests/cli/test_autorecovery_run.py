@@ -1,4 +1,4 @@
-"""`kvstore autorecovery run` beside a metadata store in memory."""
+"""`kvstore autorecovery run` with an in-memory metadata store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from kvstore.autorecovery.auditor import Auditor
 from kvstore.autorecovery.worker import Worker
 from kvstore.cli.cluster import Tools
-from kvstore.cli.recovery import standing
+from kvstore.cli.recovery import standalone
 from kvstore.env.real import EXIT_FATAL, real_env
 from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture
 def left_over(loggers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Votes that were there as the command's work had ended, while its session lived."""
+    """Votes that existed when the work of the command had ended, while its session was alive."""
     found: list[str] = []
 
     def with_tools(_: Path, __: str | None, work: Callable[[Tools], Awaitable[bool]], ___: str | None) -> bool:
@@ -37,7 +37,7 @@ def left_over(loggers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         return asyncio.run(main())
 
-    monkeypatch.setattr(standing, "with_tools", with_tools)
+    monkeypatch.setattr(standalone, "with_tools", with_tools)
     return found
 
 
@@ -52,7 +52,7 @@ async def votes(store: MemoryStore) -> list[str]:
 def test_a_failing_task_ends_the_command_and_frees_the_auditor_role(
     part: type, task: str, left_over: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dead auditor would keep the office for the whole cluster: its session lives."""
+    """A dead auditor would keep the role for the whole cluster, as its session lives on."""
     look, elected = Auditor._is_elected, asyncio.Event()
 
     async def looked(auditor: Auditor) -> bool:

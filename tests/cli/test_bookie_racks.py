@@ -25,7 +25,7 @@ BOOKIES = (
 
 
 async def register(address: str) -> None:
-    """Write what the bookies' nodes would register, to stay."""
+    """Write the permanent registration that the nodes of the bookies would make."""
     store = await connect(address)
     try:
         await ensure_path(store, PULSARS)

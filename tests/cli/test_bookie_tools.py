@@ -1,4 +1,4 @@
-"""Commands that ask bookies themselves: they say of which cluster they are, and take no pace without an end."""
+"""Commands that call bookies directly: they name their cluster and accept no unlimited rate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.cli import bookies, cluster, ledgers
 from kvstore.cli.cluster import Tools
-from kvstore.cli.recovery import standing
+from kvstore.cli.recovery import standalone
 from kvstore.env import Env
 from kvstore.env.clock import SystemClock
 from kvstore.env.nursery import TaskNursery
@@ -27,8 +27,8 @@ STORE = "127.0.0.1:1"
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The clusters of which bookies are told; each command ends there."""
+def clusters(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collects the clusters that commands pass to bookies; each command ends there."""
     found: list[str] = []
     store = MemoryStore()
 
@@ -68,15 +68,17 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lambda: ledgers.read(7, zookeeper=STORE),
         lambda: ledgers.recover(7, zookeeper=STORE),
         lambda: ledgers.give_up(7, zookeeper=STORE),
-        lambda: standing.run(zookeeper=STORE),
+        lambda: standalone.run(zookeeper=STORE),
     ],
     ids=["bookie list", "ledger read", "ledger recover", "ledger give-up", "autorecovery run"],
 )
-def test_bookies_receive_the_cluster_of_a_command(told: list[str], command: Callable[[], None], loggers: None) -> None:
+def test_bookies_receive_the_cluster_of_a_command(
+    clusters: list[str], command: Callable[[], None], loggers: None
+) -> None:
     """docs/protocol.md, B32."""
     with pytest.raises(InvalidRequest, match="seen"):
         command()
-    assert told == ["c1"]
+    assert clusters == ["c1"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`kvstore cluster init` and `cluster metadata export` at a metadata store in memory."""
+"""`kvstore cluster init` and `cluster metadata export` with an in-memory metadata store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODES = ("--node", "a", "--node", "b", "--node", "c")
 
 
 class Reached:
-    """What commands get who reach the store."""
+    """Collects the clients that commands get when they reach the store."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
@@ -76,7 +76,7 @@ def test_where_no_store_is_found_no_secret_is_made(store: MemoryStore, tmp_path:
 
 
 def test_a_ring_that_has_moved_is_the_cluster_that_was_founded(store: MemoryStore, tmp_path: Path) -> None:
-    """As a job does that runs again, after nodes were added: its words are those of the first day."""
+    """A job can run again with its original arguments after nodes were added."""
     init(tmp_path / "secret")
     moved = new_ring([PartitionId("p1")], {ServerId(each): "" for each in ("b", "c", "d")}, 3)
     asyncio.run(store.set(paths.RING, codec.encode(moved), 0))
@@ -89,7 +89,7 @@ def test_a_ring_that_has_moved_is_the_cluster_that_was_founded(store: MemoryStor
 def test_exported_files_are_private_and_no_partial_export_remains(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the passwords of all ledgers."""
+    """The export contains the passwords of all ledgers."""
     init(tmp_path / "secret")
     file, before = tmp_path / "export", os.umask(0o022)
     try:

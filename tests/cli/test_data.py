@@ -37,7 +37,7 @@ def servers(cluster: ModelCluster) -> Iterator[Servers]:
 
 @pytest.fixture
 def kvstore(servers: Servers) -> Run:
-    """Runs a command line against the cluster."""
+    """Run a command line against the cluster."""
     address = servers.url.removeprefix("kv://")
     app, runner = build(["data"]), CliRunner()
 
@@ -261,7 +261,7 @@ def test_a_replaced_file_leaves_no_chunks_behind(kvstore: Run, cluster: ModelClu
 def test_a_load_with_other_chunks_that_is_broken_off_hurts_nothing(
     kvstore: Run, cluster: ModelCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks are named by content: those of another size would lie under the keys of the ones that are there."""
+    """Chunks are named by content: chunks of another size would be stored under the keys of the existing ones."""
     (tmp_path / "file").write_bytes(os.urandom(10_500))
     kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000")
     before, put = stored(cluster), AsyncClient.put
@@ -281,7 +281,7 @@ def test_a_load_with_other_chunks_that_is_broken_off_hurts_nothing(
 def test_replaced_chunks_are_removed_though_the_outcome_was_unknown(
     kvstore: Run, cluster: ModelCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second attempt finds what the first one has written."""
+    """The second attempt finds the rows that the first one has written."""
     (tmp_path / "file").write_bytes(b"a" * 2_500)
     kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000")
     (tmp_path / "file").write_bytes(b"b" * 1_700)

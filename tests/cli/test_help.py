@@ -1,4 +1,4 @@
-"""`--help` of every command, as it is really printed."""
+"""`--help` of every command, as it is printed."""
 
 import json
 import re
@@ -18,7 +18,7 @@ TREE = dict(commands(typer.main.get_command(build())))
 
 
 def answer_of(*words: str, columns: int) -> tuple[int, str]:
-    """Exit code and all that is said, by the one tree: to build it takes longer than to ask it."""
+    """Return the exit code and all output. One shared tree: building it takes longer than asking it."""
     with CliRunner().isolation(env={"COLUMNS": str(columns)}) as (_, _, said):
         with pytest.raises(SystemExit) as end:
             TREE[()].main([*words], prog_name="kvstore")
@@ -68,7 +68,7 @@ def test_a_command_on_keys_loads_nothing_of_a_server() -> None:
 
 ANY_NUMBER = {"seed"}
 CHECKED_LATER = {"nodes", "partitions", "replicas", "port_offset"}
-"""Against each other as well, by `up`."""
+"""Options that `up` also checks against each other."""
 
 
 @pytest.mark.parametrize("path", TREE, ids=lambda path: " ".join(path) or "kvstore")
@@ -89,7 +89,7 @@ LOCAL = {"up", "down", "node run", "node check", "cluster init", "access found",
     *(f"cluster metadata {name}" for name in ("export", "import", "secure", "open")),
     *(f"snapshot {name}" for name in ("list", "prune", "diff", "delta")),
 }
-"""What is about the processes of this machine, or makes a cluster or its first administrator."""
+"""These commands are about the processes of this machine, or create a cluster or its first administrator."""
 
 
 def test_every_cluster_command_accepts_directory_zookeeper_or_server() -> None:

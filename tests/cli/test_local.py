@@ -1,4 +1,4 @@
-"""The commands of the local cluster: what they refuse, and how they say so."""
+"""The commands of the local cluster: their refusals and messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from kvstore import config as toml
 from kvstore.devcluster import layout
-from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.layout import ClusterFile, UpOptions
 from kvstore.devcluster.local import LocalCluster, http_ok
 from kvstore.devcluster.pages import unsettled
 from kvstore.devcluster.ports import is_free
@@ -32,7 +32,7 @@ from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
 def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """As a shell runs it: once of each kind of end."""
+    """Run the command as a shell does, once for each kind of end."""
     command = [sys.executable, "-m", "kvstore", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -95,7 +95,7 @@ def test_an_invalid_cluster_file_is_named(tmp_path: Path, content: str) -> None:
 def test_a_first_up_that_fails_leaves_no_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
 ) -> None:
-    """It left a record, and the next command looked for nodes that had never been started."""
+    """It left a record, and the next command searched for nodes that had never been started."""
     offset = free_offset()
 
     def no_java(_: object) -> Path:
@@ -113,8 +113,8 @@ def test_a_first_up_that_fails_leaves_no_cluster(
 
 
 def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `cluster.json`, of a copied data directory, it deleted the node.toml files that people had edited."""
-    planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
+    """Without `cluster.json`, in a copied data directory, it deleted node.toml files that people had edited."""
+    planned = layout.plan(UpOptions(data_dir=tmp_path, port_offset=free_offset()), None)
     paths = [Path(node.config) for node in planned.nodes]
     for node, path in zip(planned.nodes, paths, strict=True):
         path.parent.mkdir(parents=True)
@@ -134,8 +134,8 @@ def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monke
 
 
 def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) -> None:
-    """They waited for their timeout, and printed gRPC's own words."""
-    planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
+    """The commands waited for their timeout and printed messages of gRPC."""
+    planned = layout.plan(UpOptions(data_dir=tmp_path, port_offset=free_offset()), None)
     ClusterRecord(tmp_path).save(planned)
     for command in (("put", "k", "v"), ("get", "k"), ("scan",), ("watch", "k")):
         answer = kvstore(*command, "--data-dir", str(tmp_path))
@@ -147,7 +147,7 @@ def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) 
 
 
 def free_offset() -> int:
-    """Where no node of this machine listens."""
+    """Return an address without a listener on this machine."""
     return next(
         each
         for each in range(20_000, 24_000, 100)
@@ -157,7 +157,7 @@ def free_offset() -> int:
 
 
 def _planned(offset: int) -> ClusterFile:
-    return layout.plan(Wish(data_dir=Path(), port_offset=offset), None)
+    return layout.plan(UpOptions(data_dir=Path(), port_offset=offset), None)
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("get", "k"), ("ledger", "list")])
@@ -173,7 +173,7 @@ def test_an_invalid_cluster_file_gives_one_line(tmp_path: Path, command: tuple[s
 def test_a_copied_or_moved_cluster_starts_no_nodes_of_the_old_directory(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    made = layout.plan(Wish(data_dir=tmp_path / "old", port_offset=24_000), None)  # where no other test's nodes listen
+    made = layout.plan(UpOptions(data_dir=tmp_path / "old", port_offset=24_000), None)  # no other test listens here
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "cluster.json").write_text(json.dumps(made.document()))
     answer = kvstore(*command, "--data-dir", str(tmp_path / "new"))
@@ -259,10 +259,10 @@ def test_an_address_that_is_none_is_wrong_usage(arguments: tuple[str, ...], word
 
 @pytest.mark.parametrize("word", ["real/n1/node.toml", "link/n1/node.toml", "./link/n1/node.toml"])
 def test_a_node_is_known_by_every_path_to_its_file(tmp_path: Path, word: str) -> None:
-    """Nodes may be started by hand, through a symbolic link or by a relative path."""
+    """Nodes can be started by hand, through a symbolic link or by a relative path."""
     (tmp_path / "real" / "n1").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
-    planned = layout.plan(Wish(data_dir=tmp_path / "real"), None)
+    planned = layout.plan(UpOptions(data_dir=tmp_path / "real"), None)
     command = [sys.executable, "-c", "import sys; sys.stdin.read()", "node", "run", "--config", word]
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path) as process:
         try:
@@ -277,16 +277,16 @@ def test_a_node_that_ended_is_named_at_once_while_another_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = LocalCluster(tmp_path)
-    planned = layout.plan(Wish(data_dir=tmp_path), None)
+    planned = layout.plan(UpOptions(data_dir=tmp_path), None)
     monkeypatch.setattr(cluster, "load", lambda: planned)
     monkeypatch.setattr(cluster, "_runs", lambda node: node.id != "n2")
-    monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)  # another cluster may have these ports
+    monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)  # another cluster can have these ports
     with pytest.raises(Unavailable, match="node n2 ended while starting"):
         cluster.wait_ready(timeout_s=1)
 
 
 def test_up_repeats_only_the_output_of_the_process_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It printed the last lines of a process that had been stopped in order."""
+    """The command printed the last lines of a process that had been stopped normally."""
     (tmp_path / "logs").mkdir()
     log, output = tmp_path / "logs" / "n1.log", tmp_path / "logs" / "n1.out"
     log.write_text("node=n1 stops\n")
@@ -298,7 +298,7 @@ def test_up_repeats_only_the_output_of_the_process_it_started(tmp_path: Path, mo
             return os.getpid()
 
     cluster = Failing(tmp_path)
-    ClusterRecord(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    ClusterRecord(tmp_path).save(layout.plan(UpOptions(data_dir=tmp_path), None))
     cluster.start_node("n1")
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
     with pytest.raises(Unavailable) as refused:
@@ -307,7 +307,7 @@ def test_up_repeats_only_the_output_of_the_process_it_started(tmp_path: Path, mo
 
 
 def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`down` said that it had stopped every node, and `up`, which found them running, started them again."""
+    """`down` reported every node as stopped, and `up`, which found them running, started them again."""
     started: list[str] = []
 
     class Idle(LocalCluster):
@@ -316,7 +316,7 @@ def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch
             return os.getpid()
 
     cluster = Idle(tmp_path)
-    ClusterRecord(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    ClusterRecord(tmp_path).save(layout.plan(UpOptions(data_dir=tmp_path), None))
     cluster._found_running = {"n1", "n2", "n3"}
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
     LocalCluster(tmp_path).down()
@@ -328,7 +328,7 @@ def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch
 def test_up_reports_the_message_of_a_node_that_does_not_become_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that had been drained was waited for, and nothing said so."""
+    """`up` waited for a node that had been drained, without a message."""
 
     class Drained(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -341,7 +341,7 @@ def test_up_reports_the_message_of_a_node_that_does_not_become_ready(
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Drained) as server, ThreadPoolExecutor(1) as other:
         other.submit(server.serve_forever)
-        cluster, planned = LocalCluster(tmp_path), layout.plan(Wish(data_dir=tmp_path), None)
+        cluster, planned = LocalCluster(tmp_path), layout.plan(UpOptions(data_dir=tmp_path), None)
         nodes = tuple(replace(node, http=f"127.0.0.1:{server.server_port}") for node in planned.nodes)
         monkeypatch.setattr(cluster, "load", lambda: replace(planned, nodes=nodes))
         monkeypatch.setattr(cluster, "_runs", lambda _: True)
@@ -356,11 +356,11 @@ def test_up_reports_the_message_of_a_node_that_does_not_become_ready(
 
 
 def test_a_node_whose_program_is_being_loaded_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its words are not there for a moment: on a machine that was full it was taken for one that had ended."""
-    node = replace(layout.plan(Wish(data_dir=tmp_path), None).nodes[0], pid=os.getpid())
+    """Its command line is empty for a moment: on a busy machine the process was treated as ended."""
+    node = replace(layout.plan(UpOptions(data_dir=tmp_path), None).nodes[0], pid=os.getpid())
     words = ["python", "-m", "kvstore", "node", "run", "--config", node.config]
-    for told, runs in (([[], [], words], True), ([["another", "program"]], False), ([[]] * 5, False)):
-        answers = iter(told)
+    for command_lines, runs in (([[], [], words], True), ([["another", "program"]], False), ([[]] * 5, False)):
+        answers = iter(command_lines)
         monkeypatch.setattr(psutil.Process, "cmdline", lambda _, answers=answers: next(answers))
         assert LocalCluster(tmp_path)._runs(node) is runs
 
@@ -386,10 +386,10 @@ def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:
 def test_up_waits_for_the_version_and_clock_of_every_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, said: list[str]
 ) -> None:
-    """What a new cluster's first command needs was refused for some seconds, and `status` right after `up` found a node
-    that was not sure of its date."""
-    told: list[str] = []
-    cluster, planned = LocalCluster(tmp_path, told.append), layout.plan(Wish(data_dir=tmp_path), None)
+    """The first command in a new cluster was refused for some seconds, and `status` right after `up` found a node with
+    an unconfirmed clock."""
+    messages: list[str] = []
+    cluster, planned = LocalCluster(tmp_path, messages.append), layout.plan(UpOptions(data_dir=tmp_path), None)
     first, second, third = (node.http for node in planned.nodes)
     well = ("", "")
     answers = {
@@ -400,7 +400,7 @@ def test_up_waits_for_the_version_and_clock_of_every_node(
     monkeypatch.setattr("kvstore.devcluster.local.unsettled", lambda address, _: answers[address].pop(0))
     cluster._wait_until_settled(planned)
     assert [len(answers[each]) for each in (first, second, third)] == [6, 1, 1]
-    assert told == said
+    assert messages == said
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_the_first_page_of_a_node_shows_the_reason_it_waits(
 
 
 class Started(LocalCluster):
-    """Whose processes are only counted."""
+    """A cluster whose processes are only counted."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__(data_dir)
@@ -445,7 +445,7 @@ class Started(LocalCluster):
 
 def secrets_of(cluster: Started) -> list[Path]:
     with pytest.raises(Unavailable):
-        cluster.up(Wish(data_dir=cluster.data_dir))
+        cluster.up(UpOptions(data_dir=cluster.data_dir))
     return [toml.read(Path(node.config), NodeConfig).secret_file for node in cluster.load().nodes]
 
 
@@ -457,7 +457,7 @@ def test_the_nodes_of_a_local_cluster_have_one_secret_that_is_made_once(tmp_path
     assert read_secret(path) == made
     path.unlink()
     with pytest.raises(ConfigError, match=r"cluster\.secret: the cluster's secret is missing"):
-        cluster.up(Wish(data_dir=tmp_path))
+        cluster.up(UpOptions(data_dir=tmp_path))
 
 
 def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path) -> None:
@@ -479,19 +479,20 @@ def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path)
 def test_an_older_secure_cluster_names_the_clients_of_its_bookies(tmp_path: Path) -> None:
     cluster = Started(tmp_path)
     with pytest.raises(Unavailable):
-        cluster.up(Wish(data_dir=tmp_path, secure=True))
+        cluster.up(UpOptions(data_dir=tmp_path, secure=True))
     configs = [Path(node.config) for node in cluster.load().nodes]
     for config in configs:
         lines = config.read_text().splitlines(keepends=True)
         config.write_text("".join(line for line in lines if "bookie_clients" not in line))
     with pytest.raises(Unavailable):
-        cluster.up(Wish(data_dir=tmp_path))
+        cluster.up(UpOptions(data_dir=tmp_path))
     wanted = ("n1", "n2", "n3", "bookie-tools")
     assert [toml.read(config, NodeConfig).bookie_clients for config in configs] == [wanted] * 3
 
 
 def test_a_node_file_left_empty_by_a_power_failure_is_written_again(tmp_path: Path) -> None:
-    """One that was not synced has no byte after the cut; a secret alone was written into it, and no node started."""
+    """A file that was not synced is empty after a power failure; only a secret was written into it, and no node
+    started."""
     cluster = Started(tmp_path)
     secrets_of(cluster)
     whole = {config: config.read_text() for config in (Path(node.config) for node in cluster.load().nodes)}

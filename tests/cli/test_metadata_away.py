@@ -1,4 +1,4 @@
-"""Commands that need the metadata store, while that is away: they say so, soon."""
+"""Commands that need the metadata store report soon that it is unavailable."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kvstore.errors import MetadataUnavailable, Unavailable
 from kvstore.meta.zookeeper import session
 
 ABOUT_S = 5.0
-"""What an operator waits for at most."""
+"""The longest time that an operator waits."""
 
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of somebody who takes connections and says nothing, as a process that is stopped does."""
+    """An address that accepts connections and never answers, as of a stopped process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -34,14 +34,14 @@ def silent() -> Iterator[str]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.PATIENCE_S <= ABOUT_S, "nobody waits longer for a store that is away"
     monkeypatch.setattr(cluster, "PATIENCE_S", 0.4)
-    monkeypatch.setattr(cluster, "LOOK_S", 0.2)
+    monkeypatch.setattr(cluster, "LOOKUP_S", 0.2)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at a host that takes as long as it takes: what ends it is what the host says, not a second."""
+    """A lookup without a time limit: the answer of the host ends it, not a timer."""
     monkeypatch.setattr(cluster, "PATIENCE_S", 600.0)
-    monkeypatch.setattr(cluster, "LOOK_S", 600.0)
+    monkeypatch.setattr(cluster, "LOOKUP_S", 600.0)
 
 
 async def nothing(_: Tools) -> None:
@@ -61,7 +61,7 @@ def test_a_store_without_a_listener_is_reported_at_once(patient: None) -> None:
 
 
 def test_an_unknown_host_is_reported_as_unknown(patient: None) -> None:
-    """And not as a cluster that is down."""
+    """The message must not describe the cluster as down."""
     refused = f"127.0.0.1:{free_port()}"
     for address, says in (
         ("zk1.nowhere.invalid:2181", r"^cannot resolve zk1.nowhere.invalid:2181 \([^)]+\)$"),
@@ -72,7 +72,7 @@ def test_an_unknown_host_is_reported_as_unknown(patient: None) -> None:
 
 
 async def test_a_host_is_refused_where_each_of_its_addresses_is(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As localhost is, which has one of each kind."""
+    """localhost, for example, has an address of each family."""
     loop = asyncio.get_running_loop()
 
     async def both(host: str, port: int, **_: Any) -> list[Any]:
@@ -86,7 +86,7 @@ async def test_a_host_is_refused_where_each_of_its_addresses_is(patient: None, m
 def test_hosts_that_take_no_connection_are_left_out(
     patient: None, monkeypatch: pytest.MonkeyPatch, silent: str, prefix: str
 ) -> None:
-    """The driver tries hosts one after the other: one that is gone would take the time for those that are there."""
+    """The driver tries hosts in turn: an unreachable host would use up the time of the others."""
     asked: list[str] = []
 
     @asynccontextmanager

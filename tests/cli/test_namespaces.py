@@ -1,4 +1,4 @@
-"""Limits of a namespace as they are typed."""
+"""Namespace limits as users type them."""
 
 from __future__ import annotations
 

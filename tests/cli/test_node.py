@@ -1,4 +1,4 @@
-"""Which nodes can be asked about themselves, and what is said of the others."""
+"""Commands that ask nodes about themselves, and their message for nodes that cannot answer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`kvstore node check`: every fault with its line, warnings for what is allowed and unsafe, an exit code to go by."""
+"""`kvstore node check`: every fault with its line, warnings for unsafe settings, and an exit code for scripts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checked(file: Path, *words: str) -> Result:
 
 
 def node_file(folder: Path, more: str = "") -> Path:
-    """A file without faults: four lines, and `more`."""
+    """Return a file without faults: four lines and `more`."""
     make_secret(folder / "secret")
     file = folder / "node.toml"
     file.write_text(
@@ -216,17 +216,17 @@ def test_two_listeners_cannot_share_an_address() -> None:
         ("[::]", "[::1]", True),
         ("0.0.0.0", "node-1.example", True),
         ("10.0.0.1", "10.0.0.2", False),
-        ("[::]", "10.0.0.1", True),  # gRPC's takes IPv4 too
-        ("10.0.0.1", "[::]", False),  # and Redis' does not
+        ("[::]", "10.0.0.1", True),  # gRPC accepts an IPv4 address too
+        ("10.0.0.1", "[::]", False),  # Redis does not
         ("0.0.0.0", "[::1]", False),
     ],
 )
 def test_an_address_is_shared_under_two_names_too(one: str, other: str, do_meet: bool) -> None:
-    doors = {"insecure": True, "advertise": "node-1.example", "grpc": f"{one}:7401", "resp": f"{other}:7401"}
-    found = clashes(toml.from_table({**GOOD, **doors}, NodeConfig))
+    listeners = {"insecure": True, "advertise": "node-1.example", "grpc": f"{one}:7401", "resp": f"{other}:7401"}
+    found = clashes(toml.from_table({**GOOD, **listeners}, NodeConfig))
     assert [each.name for each in found] == (["grpc"] if do_meet else [])
     assert all(f"resp covers with {other}:7401" in each.text for each in found)
-    assert clashes(toml.from_table({**GOOD, **doors, "grpc": f"{one}:7402"}, NodeConfig)) == []
+    assert clashes(toml.from_table({**GOOD, **listeners, "grpc": f"{one}:7402"}, NodeConfig)) == []
 
 
 def test_the_requirements_of_traces_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,8 +279,8 @@ def test_settings_of_the_command_line_are_checked_before_the_file(tmp_path: Path
 
 
 def test_a_disk_that_is_lost_keeps_no_node_down(tmp_path: Path) -> None:
-    """The check stands before the start in the unit: what names the lost disk is to let the node start without it."""
-    gone = tmp_path / "node.toml" / "gone"  # below a file, as no directory can be
+    """The unit runs the check before the start: a file that names the lost disk must let the node start without it."""
+    gone = tmp_path / "node.toml" / "gone"  # a directory cannot be below a file
     more = f'[storage]\njournal_dirs = ["bookie/journal", "{gone}"]\n'
     file = node_file(tmp_path, more)
     assert checked(file).exit_code == 1
@@ -309,8 +309,8 @@ MOUNTED = [
 def test_node_check_writes_where_the_node_would(
     tmp_path: Path, place: str, name: str, change: str, weight: str
 ) -> None:
-    """Permissions, and root's above all, say nothing of a file system that has gone read-only. A full disk keeps no
-    node from starting: it serves what it has."""
+    """Permissions, above all those of root, do not show a read-only file system. A full disk does not prevent a start:
+    the node serves its existing data."""
     need_mounts(tmp_path)
     node_file(tmp_path, f'log_dir = "{tmp_path}/logs"\n')
     mount = f'mkdir -p "$1/{place}"\nmount -t tmpfs -o size=4k tmpfs "$1/{place}"\n'

@@ -1,4 +1,4 @@
-"""A node starts without the tree of commands, where the command line is plain."""
+"""A node starts without the tree of commands if the command line is plain."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WRONG = {
     ("--set", "id.more=5"): "--set id.more: id is a value, not a section",
     ("--set", "limts.waiting_max=5"): "limts: unknown",
 }
-"""Options that are no settings, and what is said of them."""
+"""Options that are no settings, and the messages about them."""
 
 
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)

@@ -1,4 +1,4 @@
-"""Commands that change the ring are asked for again under one id, at whichever server answers (H11)."""
+"""Commands that change the ring repeat a request under one id, at any server that answers (H11)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOWHERE = Path("nowhere")
 
 
 class Lost(grpc.RpcError):
-    """The answer did not come."""
+    """A request whose answer was lost."""
 
     def __init__(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, text: str = "Socket closed") -> None:
         self._code, self._text = code, text
@@ -39,15 +39,15 @@ NOT_SENT = Lost(text="failed to connect to all addresses")
 
 
 class Servers:
-    """What each says in turn; None: it answers."""
+    """The answers of the servers in turn; None: a normal answer."""
 
     def __init__(self, *answers: Lost | None) -> None:
         self._answers = list(answers)
         self.asked: list[str] = []
         self.clusters: list[str] = []
-        """Of which each says that it is, in turn."""
+        """The clusters that the servers report in turn."""
         self.wanted = ""
-        """The one of which the folder is."""
+        """The cluster of the folder."""
 
     def Topology(self, request: Any, timeout: float) -> kv_pb2.TopologyResponse:
         return kv_pb2.TopologyResponse(server="n1", cluster=self.clusters.pop(0) if self.clusters else "")
@@ -128,7 +128,7 @@ def test_read_only_commands_have_no_operation_id(serve: Callable[..., Servers]) 
 
 
 def test_a_refusal_does_not_hide_that_an_attempt_before_it_may_be_done(serve: Callable[..., Servers]) -> None:
-    """Another server may know an older ring, or fewer servers, and refuse what the first one has written."""
+    """Another server may know an older ring, or fewer servers, and refuse the change that the first one has written."""
     servers = serve(
         Lost(), Lost(grpc.StatusCode.PERMISSION_DENIED, "want 3 replicas, but 2 servers can hold one"), None
     )

@@ -1,5 +1,5 @@
-"""A folder's commands, while its cluster is down and another one listens at its ports: partitions and servers of both
-have the same names, and nothing is done in the other."""
+"""Commands for a folder whose cluster is down while another cluster listens at its ports: partitions and servers of
+both have the same names, and the other one is not changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvstore.cli.cluster import Tools, with_tools
 from kvstore.cli.endpoints import config_of
 from kvstore.client import AsyncClient, Client
 from kvstore.devcluster import local
-from kvstore.devcluster.layout import Wish, plan
+from kvstore.devcluster.layout import UpOptions, plan
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore
@@ -38,7 +38,7 @@ def theirs() -> Iterator[Servers]:
 
 
 def folder(path: Path, servers: Servers, *, instance: str | None = OURS) -> Path:
-    """Of a cluster whose servers listened where these do."""
+    """Return the configuration of a cluster whose servers listened at the ports of these."""
     addresses = sorted(each.grpc for each in servers.cluster.endpoints.values())
     document: dict[str, Any] = {"nodes": [{"grpc": each} for each in addresses], "zookeeper": "127.0.0.1:1/kvstore"}
     (path / "cluster.json").write_text(json.dumps(document | ({} if instance is None else {"instance": instance})))
@@ -46,8 +46,8 @@ def folder(path: Path, servers: Servers, *, instance: str | None = OURS) -> Path
 
 
 def wait_refused(work: Callable[[], object]) -> None:
-    """Return once it is refused since it is another cluster. AssertionError if it is ever done. A server that does not
-    answer within half a second is not asked again, and nobody learns of which cluster it is."""
+    """Return once the command is refused because of the other cluster; raise AssertionError if it is ever done. A
+    server that does not answer within half a second is not asked again, and its cluster stays unknown."""
 
     def is_refused() -> bool:
         with pytest.raises(Unavailable) as refused:
@@ -140,7 +140,7 @@ def test_the_metadata_of_another_cluster_is_left_alone(
 
 
 class Up(local.LocalCluster):
-    """Whose processes are not started."""
+    """A cluster whose processes are not started."""
 
     def _own_store_or_none(self, cluster: Any) -> Any:
         return SimpleNamespace(is_ready=lambda: True)
@@ -156,12 +156,12 @@ def test_up_notes_which_cluster_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
         return store
 
     async def close() -> None:
-        """It is used again."""
+        """The port is used again."""
 
     monkeypatch.setattr(local, "connect", connect)
     monkeypatch.setattr(store, "close", close)
     up = Up(tmp_path)
     for _ in range(2):
-        up._start(plan(Wish(data_dir=tmp_path), None))
+        up._start(plan(UpOptions(data_dir=tmp_path), None))
         assert up.load().instance == asyncio.run(LayoutStore(store).instance_id())
         assert all(node.pid == 1 << 30 for node in up.load().nodes)

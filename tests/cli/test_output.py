@@ -1,4 +1,4 @@
-"""Rows for people and for programs."""
+"""Rows for readers and for programs."""
 
 from __future__ import annotations
 

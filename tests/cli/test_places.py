@@ -1,4 +1,4 @@
-"""Whatever takes a path refuses what is none: a backup in a folder named `s3:` is nowhere, and exit code 0 a lie."""
+"""Parameters for paths refuse URLs: a backup in a folder named `s3:` is lost, though the exit code is 0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_path(hint: Any) -> bool:
 
 
 def path_parameters() -> list[tuple[tuple[str, ...], str, bool]]:
-    """(command, word, whether it is an argument) of each parameter that is a path."""
+    """(command, parameter, whether it is an argument) of each parameter that is a path."""
     found = []
     for words, command in TREE.items():
         if hasattr(command, "commands"):

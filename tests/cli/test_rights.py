@@ -1,5 +1,4 @@
-"""`kvstore role grant` and `revoke`: what they say of the keys. `kvstore access found`, where there is an
-administrator."""
+"""`kvstore role grant` and `revoke`: their messages about keys. `kvstore access found` with an administrator."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from tests.commands import Done, kvstore
 def test_a_right_to_every_key_is_shown_as_such(
     monkeypatch: pytest.MonkeyPatch, prefix: tuple[str, ...], keys: str
 ) -> None:
-    """It may be the prefix that a shell's variable did not hold."""
+    """The prefix can be an unset variable of the shell."""
     asked: list[Any] = []
     monkeypatch.setattr(users, "change_access", lambda *_, **change: asked.append(change))
     assert kvstore("role", "grant", "acme", "write", *prefix).stdout == f"role acme may write {keys}\n"

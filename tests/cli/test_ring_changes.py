@@ -1,4 +1,4 @@
-"""`kvstore ring`: what is asked for at once that does not go together, and what the status says."""
+"""`kvstore ring`: incompatible options are refused at once, and the status is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ring, RingStatus = admin_pb2.RingResponse, admin_pb2.RingStatusResponse
 
 
 class Cluster:
-    """What servers answer in turn; an error: they are away."""
+    """The answers of the servers in turn; an error: they are unavailable."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
         self.left = list(answers)
@@ -64,7 +64,7 @@ def test_paused_moves_are_reported_even_while_there_are_none() -> None:
 def test_waiting_for_paused_moves_reports_it_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a script, too, where nothing else is said."""
+    """The output is the same in a script."""
     moves = [admin_pb2.MoveStatus(id=1)]
     looks = [admin_pb2.RingStatusResponse(moves=moves, paused=each) for each in (False, True, True)]
     looks.append(admin_pb2.RingStatusResponse())
@@ -77,7 +77,7 @@ def test_waiting_for_paused_moves_reports_it_once(
 def test_planned_moves_are_done_though_servers_are_unavailable_meanwhile(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Told as failed it would be asked for again, and done twice."""
+    """If it were reported as failed, it would be requested again and done twice."""
     moves = RingStatus(moves=[admin_pb2.MoveStatus(id=1)])
     away = (Unavailable("connection refused"), OutcomeUnknown("Socket closed"))
     cluster = Cluster(monkeypatch, *away, moves, away[0], RingStatus())
@@ -99,7 +99,7 @@ def test_the_plan_is_shown_before_its_end_is_waited_for(
 
 
 def test_servers_unavailable_for_long_are_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "AWAY_S", -1.0)
+    monkeypatch.setattr(admin, "OUTAGE_S_MAX", -1.0)
     cluster = Cluster(monkeypatch, *[Unavailable("connection refused")] * 5)
     with pytest.raises(Unavailable, match="connection refused"):
         ring_changes.add(count=1, wait=True)
@@ -124,7 +124,7 @@ def test_a_finished_change_is_no_failure_where_moves_cannot_be_shown(
 
 
 def test_the_position_of_a_replica_can_be_unknown() -> None:
-    """The metadata store does not answer: it is not as if all had been lost."""
+    """The metadata store does not answer: the message must not say that all data is lost."""
     level = admin_pb2.ReplicaMove(partition="p1", newcomer="n4", leaving="n1", newcomer_sequence=0, leader_sequence=0)
     unknown = admin_pb2.ReplicaMove(partition="p2", newcomer="n4", leaving="n1")
     shown = status_text(RingStatus(replacing=[level, unknown])).splitlines()

@@ -1,4 +1,4 @@
-"""The Spark session of a command: quiet, ended by an interrupt, and one line for what fails in it."""
+"""The Spark session of a command: it is quiet, ends on an interrupt, and reports an error in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstore.errors import InvalidRequest, StoreError
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "message"),
     [
         (InvalidRequest("the cluster holds keys"), "the cluster holds keys"),
         (ConnectionRefusedError(111, "refused"), "the Spark job failed: its JVM was killed"),
@@ -23,7 +23,7 @@ from kvstore.errors import InvalidRequest, StoreError
     ],
 )
 def test_the_error_of_a_job_is_reported_though_its_jvm_cannot_be_ended(
-    monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, message: str
 ) -> None:
     def fail(_: object) -> None:
         raise raised
@@ -33,7 +33,7 @@ def test_the_error_of_a_job_is_reported_though_its_jvm_cannot_be_ended(
 
     session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda level: None), stop=stop)
     monkeypatch.setattr("kvstore.spark.session.open_session", lambda *_, **__: session)
-    with pytest.raises(StoreError, match=re.escape(told)), snapshot_tools.Bar() as bar:
+    with pytest.raises(StoreError, match=re.escape(message)), snapshot_tools.Bar() as bar:
         snapshot_spark.in_session(fail, "local[1]", None, bar)
 
 

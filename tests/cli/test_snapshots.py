@@ -1,5 +1,4 @@
-"""`kvstore snapshot` where no cluster and no Spark is needed: what is there, whether it is whole, and one line for
-whatever is wrong."""
+"""`kvstore snapshot` without a cluster and without Spark: the list of snapshots, checks, and errors of one line."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from kvstore.cli.main import main
 from kvstore.cli.snapshot_options import moment
 from kvstore.cli.snapshot_tools import cut_of
 from kvstore.errors import ConfigError
-from kvstore.spark.snapshots import here
+from kvstore.spark.snapshots import local_tables
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
@@ -32,7 +31,7 @@ NOBODY = "127.0.0.1:1"
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command line: exit code, standard output, standard error."""
+    """Run a command line and return the exit code, standard output and standard error."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["kvstore", "snapshot", *map(str, arguments)])
@@ -46,7 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
-    """A full snapshot and an incremental."""
+    """Make a full snapshot and an incremental."""
     store = DirectoryStore(tmp_path / "snapshots")
     incremental(store, "b", full(store, "a", LOG[:60]), LOG)
     return store
@@ -125,7 +124,7 @@ def _renamed(store: DirectoryStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (_future, "expected format 1 or lower, got 9, written by a later version; upgrade kvstore"),
         (_no_parent, "b continues a, which is missing"),
@@ -134,7 +133,7 @@ def _renamed(store: DirectoryStore) -> None:
     ],
 )
 def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
-    run: Run, store: DirectoryStore, spoil: Callable[[DirectoryStore], None], told: str
+    run: Run, store: DirectoryStore, spoil: Callable[[DirectoryStore], None], message: str
 ) -> None:
     spoil(store)
     commands = [
@@ -147,12 +146,12 @@ def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
         code, out, err = run(*command)
         assert (code, out) == (wanted, "")
         assert err.startswith("kvstore: ")
-        assert told in err
+        assert message in err
         assert err.count("\n") == 1
 
 
 def test_nothing_continues_a_broken_chain(run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was taken, and could not be restored; the nightly job did not take a full one."""
+    """The snapshot was made and could not be restored; the nightly job did not make a full one."""
     instance = store.load("b").cluster
     monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, instance))
     rmtree(store.root / "a")
@@ -241,7 +240,7 @@ def test_incremental_continues_no_snapshot_that_lacks_a_file(
 def test_a_restored_cluster_continues_in_the_old_directory(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Night after night it was refused."""
+    """The request was refused night after night."""
     taken = list[str | None]()
 
     def job(_: object, wanted: SnapshotRequest, *rest: object, **more: object) -> Manifest:
@@ -277,31 +276,31 @@ def test_a_damaged_manifest_leaves_the_snapshots_not_based_on_it(run: Run, store
 def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "letters").mkdir()
     options = ("--keep", 1) if command == "prune" else ()
-    for path, told in ((tmp_path / "absent", "is not a directory of snapshots"), (tmp_path, "has no snapshots")):
+    for path, message in ((tmp_path / "absent", "is not a directory of snapshots"), (tmp_path, "has no snapshots")):
         code, out, err = run(command, path, *options)
         assert (code, out, err.count("\n")) == (3 if command == "verify" else 1, "", 1)
-        assert told in err
+        assert message in err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--server", NOBODY), "no server of the cluster answers at 127.0.0.1:1"),
         (("--data-dir", "/nonexistent"), "no cluster at /nonexistent/cluster.json; start one"),
     ],
 )
 def test_a_snapshot_that_fails_reports_one_line_and_leaves_nothing(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], told: str
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.setattr("kvstore.cli.snapshot_tools.FIND_S", 0.3)
     code, out, err = run("create", "--to", tmp_path / "to", *arguments)
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert told in err
+    assert message in err
     assert not (tmp_path / "to").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--at", "2001-01-01T00:00:00Z"), "2001-01-01T00:00:00.000Z is before snapshot a"),
         (("--position", "p1=99999"), "partition p1: expected a sequence from"),
@@ -309,15 +308,15 @@ def test_a_snapshot_that_fails_reports_one_line_and_leaves_nothing(
     ],
 )
 def test_a_cut_that_cannot_be_had_is_one_line(
-    run: Run, store: DirectoryStore, options: tuple[str, ...], told: str
+    run: Run, store: DirectoryStore, options: tuple[str, ...], message: str
 ) -> None:
     code, _, err = run("restore", store.root, *options, "--server", NOBODY)
     assert (code, err.count("\n")) == (1, 1)
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("create --to {} --compression rar", "'--compression'"),
         ("create --to {} --rate nan", "'--rate'"),
@@ -341,10 +340,12 @@ def test_a_cut_that_cannot_be_had_is_one_line(
         ("diff {} a b --conf =x", "'--conf': expected NAME=VALUE"),
     ],
 )
-def test_wrong_usage_is_exit_code_2_and_touches_nothing(run: Run, store: DirectoryStore, words: str, told: str) -> None:
+def test_wrong_usage_is_exit_code_2_and_touches_nothing(
+    run: Run, store: DirectoryStore, words: str, message: str
+) -> None:
     code, out, err = run(*words.format(store.root).split())
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
     assert sorted(os.listdir(store.root)) == ["a", "b"]
 
 
@@ -382,7 +383,7 @@ def test_little_work_starts_no_spark_unless_requested(
     assert (code, out.count("key-")) == (1, 1)
     for asked in (("--conf", "a=b"), ("--master", "local[1]")):
         assert run("diff", store.root, "a", "b", *asked)[::2] == (3, "kvstore: not checked: Spark was asked for\n")
-    monkeypatch.setattr(here, "SMALL_ROWS", 10)
+    monkeypatch.setattr(local_tables, "SMALL_ROWS", 10)
     assert run("diff", store.root, "a", "b")[0] == 3
     assert run("diff", store.root, "a", "b", "--master", "none")[0] == 1
 
@@ -395,7 +396,8 @@ def test_an_unusable_directory_is_reported_before_servers_are_asked(run: Run, tm
 
 
 def test_snapshots_of_two_clusters_are_not_confused(run: Run, store: DirectoryStore) -> None:
-    """The newest of one was restored as the other's; the retention of one removed all of the other."""
+    """The newest snapshot of one cluster was restored as that of the other; the retention of one removed all of the
+    other."""
     made = full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(encode(replace(made, cluster="another")))
     code, _, err = run("restore", store.root, "--server", NOBODY)

@@ -1,4 +1,4 @@
-"""`kvstore status`: its text byte by byte, its exit codes, its lines in a pipe, and what stands in for the store."""
+"""`kvstore status`: its exact text, exit codes, lines in a pipe, and substitutes for an unavailable store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_version_of_the_cluster_is_shown_where_it_is_known() -> None:
 
 
 def whole(report: ClusterReport) -> ClusterReport:
-    """The report with what nodes say for people, and its findings."""
+    """Return the report with the nodes' answers as text, and its findings."""
     for number, node in enumerate(report.nodes, 1):
         if node.HasField("report"):
             node.report.version, node.report.uptime_s, node.report.zone = "0.1.0", 3_725.0, f"rack-{number}"
@@ -233,12 +233,12 @@ def test_a_number_that_moves_is_no_change_and_another_finding_is() -> None:
 
 
 class Cluster:
-    """Servers and a metadata store, each of which may be away."""
+    """Servers and a metadata store, each of which can be unavailable."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, session: str, answers: bool = True) -> None:
         self.session, self.answers, self.read = session, answers, 0
         self.is_gone = False
-        """The store is, and no server has noticed yet."""
+        """The store is unavailable, and no server has noticed it yet."""
         monkeypatch.setattr(known, "ask_admin", self._ask)
         monkeypatch.setattr(known, "cluster_report", self._report)
         monkeypatch.setattr(known, "with_tools", self._with_tools)
@@ -268,7 +268,7 @@ class Cluster:
             raise AssertionError("not connected to anything here")
 
         where = (Path("data"), metadata, "n1:1")
-        return known.from_store_or_servers(where, work, lambda report: f"told by {report.server}")
+        return known.from_store_or_servers(where, work, lambda report: f"answered by {report.server}")
 
 
 def test_the_metadata_store_is_read_while_it_is_there(
@@ -283,7 +283,7 @@ def test_while_the_store_is_unavailable_servers_answer_with_an_age(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Cluster(monkeypatch, session="suspended")
-    assert cluster.ask() == "told by n1"
+    assert cluster.ask() == "answered by n1"
     assert cluster.read == 0, "nobody waits for what servers know to be away"
     assert capsys.readouterr().err == (
         "kvstore: the metadata store cannot be reached (no server that answers can reach it); showing what n1 read "
@@ -294,7 +294,7 @@ def test_while_the_store_is_unavailable_servers_answer_with_an_age(
 def test_a_store_lost_during_a_read_is_unavailable_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, session="connected")
     cluster.is_gone = True
-    assert cluster.ask() == "told by n1"
+    assert cluster.ask() == "answered by n1"
     cluster.answers = False
     with pytest.raises(
         Unavailable, match=r"no ZooKeeper answers.*nor a server can be reached: no server can be reached"
@@ -360,7 +360,7 @@ def test_one_line_names_the_namespaces_that_are_near_a_quota_or_refuse() -> None
 
 
 def test_a_watch_reports_missing_answers_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As while a node has no table of users yet, or the metadata store that names the nodes is away."""
+    """For example while a node has no table of users yet, or the metadata store that names the nodes is unavailable."""
     refused = NotAuthenticated("who?")
     looks: list[Any] = [whole(well()), refused, refused, whole(well()), OSError("no file")]
 

@@ -1,4 +1,4 @@
-"""Folders as keys: what cannot be read is named, and the rest is stored."""
+"""Folders as keys: unreadable files are named, and the rest is stored."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ import redis
 
 from kvstore import config as toml
 from kvstore.devcluster import zookeeper
-from kvstore.devcluster.layout import ClusterFile, Wish, node_config
+from kvstore.devcluster.layout import ClusterFile, UpOptions, node_config
 from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.processes import is_alive
 from kvstore.devcluster.settings import parse
@@ -130,7 +130,7 @@ class Cluster:
     def start(self) -> None:
         """Start it, or what is down of it, and wait until it serves."""
         if (self.directory / "data" / "cluster.json").exists():
-            self.local.up(Wish(data_dir=self.local.data_dir))
+            self.local.up(UpOptions(data_dir=self.local.data_dir))
             return
         if self._zookeepers > 1:
             self.ensemble = zookeeper.start_ensemble(self.directory / "ensemble", self._zookeepers)
@@ -141,7 +141,7 @@ class Cluster:
             if claim is None:
                 continue
             try:
-                self.local.up(Wish(data_dir=self.local.data_dir, port_offset=offset, **self._wish))
+                self.local.up(UpOptions(data_dir=self.local.data_dir, port_offset=offset, **self._wish))
                 claim, self._claim = None, claim
                 return
             except ConfigError as error:

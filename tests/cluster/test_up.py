@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.client import Client, FeedReader
-from kvstore.devcluster.layout import Wish
+from kvstore.devcluster.layout import UpOptions
 from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.processes import is_alive
@@ -128,7 +128,7 @@ def test_up_starts_again_what_was_stopping(cluster: Cluster) -> None:
             if line.startswith(words) and pid is not None:
                 os.kill(pid, signal.SIGCONT)
 
-    LocalCluster(cluster.local.data_dir, go_on).up(Wish(data_dir=cluster.local.data_dir))
+    LocalCluster(cluster.local.data_dir, go_on).up(UpOptions(data_dir=cluster.local.data_dir))
     assert "node n2 was stopping, and has ended; starting it" in said
     assert not is_alive(store)
     assert not is_alive(node.pid)

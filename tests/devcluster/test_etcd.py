@@ -1,4 +1,4 @@
-"""A real etcd as a process: found, stopped, killed, and refused if it is too old or not there."""
+"""A real etcd process: it is found, stopped and killed, and refused if it is too old or missing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_server_is_found_by_its_directory_until_it_is_stopped(tmp_path: Path) 
 @pytest.mark.needs_etcd
 @pytest.mark.parametrize("text", [None, "", "1 127.0.0.1:1\n"], ids=["missing", "empty", "of an earlier one"])
 def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
-    """Whoever started it was killed just then; a second one would wait for its data in vain."""
+    """Its starter was just killed; a second etcd would wait for its data in vain."""
     server = start_standalone(tmp_path)
     try:
         (tmp_path / "etcd.pid").unlink()

@@ -1,4 +1,4 @@
-"""The local cluster on paper."""
+"""The planned layout of a local cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.devcluster.layout import ClusterFile, Wish, addresses, listeners, node_config, plan, store_listeners
+from kvstore.devcluster.layout import ClusterFile, UpOptions, addresses, listeners, node_config, plan, store_listeners
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.meta.address import MetadataKind
@@ -18,7 +18,7 @@ DATA = Path("/data")
 
 
 def test_node_i_has_the_default_ports_plus_i() -> None:
-    cluster = plan(Wish(data_dir=DATA), None)
+    cluster = plan(UpOptions(data_dir=DATA), None)
     assert cluster.zookeeper == "127.0.0.1:2181/kvstore"
     assert [node.id for node in cluster.nodes] == ["n1", "n2", "n3"]
     second = cluster.nodes[1]
@@ -29,20 +29,22 @@ def test_node_i_has_the_default_ports_plus_i() -> None:
 
 
 def test_etcd_replaces_zookeeper_if_requested_at_the_first_start() -> None:
-    made = plan(Wish(data_dir=DATA, metadata=MetadataKind.ETCD, port_offset=20_000), None)
+    made = plan(UpOptions(data_dir=DATA, metadata=MetadataKind.ETCD, port_offset=20_000), None)
     assert made.zookeeper == "etcd://127.0.0.1:22379/kvstore"
     assert made.own_zookeeper
     assert dict(store_listeners(made)) == {"etcd": "127.0.0.1:22379", "etcd's members": "127.0.0.1:22380"}
     config = node_config(made, made.nodes[0], DATA)
     assert (config.zookeeper, config.metadata_address) == ("", "etcd://127.0.0.1:22379/kvstore")
-    assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, metadata=MetadataKind.ETCD), made) == made
+    assert (
+        plan(UpOptions(data_dir=DATA), made) == plan(UpOptions(data_dir=DATA, metadata=MetadataKind.ETCD), made) == made
+    )
     with pytest.raises(ConfigError, match="--metadata zookeeper: the cluster in /data was created with etcd"):
-        plan(Wish(data_dir=DATA, metadata=MetadataKind.ZOOKEEPER), made)
-    assert dict(store_listeners(plan(Wish(data_dir=DATA), None))) == {"ZooKeeper": "127.0.0.1:2181"}
+        plan(UpOptions(data_dir=DATA, metadata=MetadataKind.ZOOKEEPER), made)
+    assert dict(store_listeners(plan(UpOptions(data_dir=DATA), None))) == {"ZooKeeper": "127.0.0.1:2181"}
 
 
 def test_the_offset_is_added_to_every_port() -> None:
-    cluster = plan(Wish(data_dir=DATA, port_offset=20_100), None)
+    cluster = plan(UpOptions(data_dir=DATA, port_offset=20_100), None)
     assert cluster.zookeeper == "127.0.0.1:22281/kvstore"
     assert cluster.nodes[0].resp == "127.0.0.1:26501"
 
@@ -50,12 +52,12 @@ def test_the_offset_is_added_to_every_port() -> None:
 @pytest.mark.parametrize("offset", [-1, 100, 500, 1000, 20_050, 60_000])
 def test_an_offset_that_would_mix_ports_up_is_refused(offset: int) -> None:
     with pytest.raises(ConfigError, match="--port-offset: expected"):
-        plan(Wish(data_dir=DATA, port_offset=offset), None)
+        plan(UpOptions(data_dir=DATA, port_offset=offset), None)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 99, 20_000, 24_300, 56_900])
 def test_ports_of_one_cluster_never_meet(offset: int) -> None:
-    cluster = plan(Wish(data_dir=DATA, port_offset=offset, nodes=99), None)
+    cluster = plan(UpOptions(data_dir=DATA, port_offset=offset, nodes=99), None)
     ports = [int(a.rpartition(":")[2]) for _, a in listeners(cluster, {node.id for node in cluster.nodes})]
     ports.append(int(cluster.zookeeper.partition("/")[0].rpartition(":")[2]))
     assert len(set(ports)) == len(ports)
@@ -65,8 +67,8 @@ def test_ports_of_one_cluster_never_meet(offset: int) -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_fewer_than_three_nodes_only_if_that_is_meant(nodes: int) -> None:
     with pytest.raises(ConfigError, match="--unsafe"):
-        plan(Wish(data_dir=DATA, nodes=nodes), None)
-    cluster = plan(Wish(data_dir=DATA, nodes=nodes, unsafe=True), None)
+        plan(UpOptions(data_dir=DATA, nodes=nodes), None)
+    cluster = plan(UpOptions(data_dir=DATA, nodes=nodes, unsafe=True), None)
     assert cluster.replicas == nodes
     quorum = node_config(cluster, cluster.nodes[0], DATA).log.quorum
     assert (quorum.ensemble, quorum.write, quorum.ack) == ((1, 1, 1) if nodes == 1 else (2, 2, 2))
@@ -75,31 +77,33 @@ def test_fewer_than_three_nodes_only_if_that_is_meant(nodes: int) -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        Wish(data_dir=DATA, nodes=0),
-        Wish(data_dir=DATA, nodes=100),
-        Wish(data_dir=DATA, replicas=4),
-        Wish(data_dir=DATA, partitions=0),
+        UpOptions(data_dir=DATA, nodes=0),
+        UpOptions(data_dir=DATA, nodes=100),
+        UpOptions(data_dir=DATA, replicas=4),
+        UpOptions(data_dir=DATA, partitions=0),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(wish: Wish) -> None:
+def test_numbers_that_do_not_fit_are_refused(wish: UpOptions) -> None:
     with pytest.raises(ConfigError, match="expected"):
         plan(wish, None)
 
 
 def test_a_cluster_that_was_made_is_kept_as_it_is() -> None:
-    made = plan(Wish(data_dir=DATA, port_offset=7), None)
-    assert plan(Wish(data_dir=DATA), made) == made
-    assert plan(Wish(data_dir=DATA, nodes=3, port_offset=7), made) == made
+    made = plan(UpOptions(data_dir=DATA, port_offset=7), None)
+    assert plan(UpOptions(data_dir=DATA), made) == made
+    assert plan(UpOptions(data_dir=DATA, nodes=3, port_offset=7), made) == made
 
 
 def test_an_existing_cluster_can_change_its_ports_and_nothing_else() -> None:
-    made = plan(Wish(data_dir=DATA, port_offset=7), None)
-    assert plan(Wish(data_dir=DATA, port_offset=20_000), made) == plan(Wish(data_dir=DATA, port_offset=20_000), None)
-    elsewhere = plan(Wish(data_dir=DATA, zookeeper="zk:2181/kvstore"), None)
-    assert plan(Wish(data_dir=DATA, port_offset=20_000), elsewhere).zookeeper == "zk:2181/kvstore"
+    made = plan(UpOptions(data_dir=DATA, port_offset=7), None)
+    assert plan(UpOptions(data_dir=DATA, port_offset=20_000), made) == plan(
+        UpOptions(data_dir=DATA, port_offset=20_000), None
+    )
+    elsewhere = plan(UpOptions(data_dir=DATA, zookeeper="zk:2181/kvstore"), None)
+    assert plan(UpOptions(data_dir=DATA, port_offset=20_000), elsewhere).zookeeper == "zk:2181/kvstore"
     with pytest.raises(ConfigError, match="--port-offset: expected"):
-        plan(Wish(data_dir=DATA, port_offset=500), made)
-    moved = plan(Wish(data_dir=DATA, port_offset=8), made)
+        plan(UpOptions(data_dir=DATA, port_offset=500), made)
+    moved = plan(UpOptions(data_dir=DATA, port_offset=8), made)
     for node in moved.nodes:
         said = {setting.name: setting.value for setting in addresses(moved, node)}
         config = node_config(moved, node, DATA)
@@ -107,7 +111,7 @@ def test_an_existing_cluster_can_change_its_ports_and_nothing_else() -> None:
 
 
 def test_the_cluster_file_survives_its_document() -> None:
-    made = plan(Wish(data_dir=DATA), None).with_pid("n2", 17)
+    made = plan(UpOptions(data_dir=DATA), None).with_pid("n2", 17)
     assert ClusterFile.from_document(json.loads(json.dumps(made.document()))) == made
     assert made.node("n2").pid == 17
     assert made.with_pids({}, None).node("n2").pid is None
@@ -133,7 +137,7 @@ def test_an_invalid_cluster_file_is_refused_with_its_faults(document: object, fa
 
 
 def test_a_node_receives_the_settings_of_the_cluster_file() -> None:
-    made = plan(Wish(data_dir=DATA, zookeeper="zk:2181/x"), None)
+    made = plan(UpOptions(data_dir=DATA, zookeeper="zk:2181/x"), None)
     assert not made.own_zookeeper
     config = node_config(made, made.nodes[2], DATA)
     assert (config.id, config.zookeeper, config.resp) == ("n3", "zk:2181/x", "127.0.0.1:6403")
@@ -142,37 +146,37 @@ def test_a_node_receives_the_settings_of_the_cluster_file() -> None:
 
 def test_external_bookies_are_found_by_their_store_and_take_no_ports() -> None:
     with pytest.raises(ConfigError, match="--bookies external: expected --metadata"):
-        plan(Wish(data_dir=DATA, bookies=BookieKind.EXTERNAL), None)
-    made = plan(Wish(data_dir=DATA, bookies=BookieKind.EXTERNAL, zookeeper="zk:2181"), None)
+        plan(UpOptions(data_dir=DATA, bookies=BookieKind.EXTERNAL), None)
+    made = plan(UpOptions(data_dir=DATA, bookies=BookieKind.EXTERNAL, zookeeper="zk:2181"), None)
     assert not [name for name, _ in listeners(made, {"n1"}) if name.startswith("bookie")]
     config = node_config(made, made.nodes[0], DATA)
     assert (config.log.bookies, config.plays) == (BookieKind.EXTERNAL, (Role.SERVER,))
     assert ClusterFile.from_document(json.loads(json.dumps(made.document()))) == made
-    assert plan(Wish(data_dir=DATA), made) == made
+    assert plan(UpOptions(data_dir=DATA), made) == made
     with pytest.raises(ConfigError, match="--bookies nodes: the cluster in /data was created with external"):
-        plan(Wish(data_dir=DATA, bookies=BookieKind.NODES), made)
+        plan(UpOptions(data_dir=DATA, bookies=BookieKind.NODES), made)
 
 
 def test_one_node_on_external_bookies_keeps_the_quorum() -> None:
-    made = plan(Wish(data_dir=DATA, bookies=BookieKind.EXTERNAL, zookeeper="zk:2181", nodes=1, unsafe=True), None)
+    made = plan(UpOptions(data_dir=DATA, bookies=BookieKind.EXTERNAL, zookeeper="zk:2181", nodes=1, unsafe=True), None)
     log = node_config(made, made.nodes[0], DATA).log
     assert (log.quorum, log.unsafe) == (LogConfig().quorum, False)
 
 
 def test_a_secure_cluster_names_its_files_and_stays_secure() -> None:
-    made = plan(Wish(data_dir=DATA, secure=True), None)
+    made = plan(UpOptions(data_dir=DATA, secure=True), None)
     assert (made.secure, made.data_dir) == (True, DATA)
     config = node_config(made, made.nodes[1], DATA)
     own = DATA / "secure" / "n2.pem"
     assert config.tls == Tls(cert=own, key=own, ca=DATA / "secure" / "ca.pem", verify_clients=True)
     assert config.bookie_clients == (*(node.id for node in made.nodes), "bookie-tools")
     assert config.metadata.password_file == DATA / "secure" / "metadata.password"
-    assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, secure=True), made) == made
-    etcd = plan(Wish(data_dir=DATA, secure=True, metadata=MetadataKind.ETCD), None)
+    assert plan(UpOptions(data_dir=DATA), made) == plan(UpOptions(data_dir=DATA, secure=True), made) == made
+    etcd = plan(UpOptions(data_dir=DATA, secure=True, metadata=MetadataKind.ETCD), None)
     assert node_config(etcd, etcd.nodes[0], DATA).metadata.password_file is None
-    plain = plan(Wish(data_dir=DATA), None)
+    plain = plan(UpOptions(data_dir=DATA), None)
     assert not node_config(plain, plain.nodes[0], DATA).tls.serves
     with pytest.raises(ConfigError, match="--secure: the cluster in /data was created without it"):
-        plan(Wish(data_dir=DATA, secure=True), plain)
+        plan(UpOptions(data_dir=DATA, secure=True), plain)
     with pytest.raises(ConfigError, match="--secure: expected the nodes' own bookies"):
-        plan(Wish(data_dir=DATA, secure=True, bookies=BookieKind.EXTERNAL, zookeeper="127.0.0.1:1"), None)
+        plan(UpOptions(data_dir=DATA, secure=True, bookies=BookieKind.EXTERNAL, zookeeper="127.0.0.1:1"), None)

@@ -1,4 +1,4 @@
-"""What `up` does about a metadata store that ends while it is asked."""
+"""`up` when a metadata store ends during a request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from kvstore.devcluster import local
-from kvstore.devcluster.layout import Wish, plan
+from kvstore.devcluster.layout import UpOptions, plan
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta.memory import MemoryStore
 
 
 class Up(local.LocalCluster):
-    """A cluster without processes, whose store runs at first."""
+    """A cluster without processes whose store runs at first."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__(data_dir)
@@ -38,7 +38,7 @@ class Up(local.LocalCluster):
 def test_up_restarts_a_store_only_if_it_ended_during_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
-    """A store that had received SIGTERM answered once more, and `up` failed."""
+    """A store that had received SIGTERM answered again, and `up` failed."""
     up = Up(tmp_path)
 
     async def connect(*_: Any, **__: Any) -> MemoryStore:
@@ -49,8 +49,8 @@ def test_up_restarts_a_store_only_if_it_ended_during_the_request(
 
     monkeypatch.setattr(local, "connect", connect)
     if ends:
-        up._start(plan(Wish(data_dir=tmp_path), None))
+        up._start(plan(UpOptions(data_dir=tmp_path), None))
     else:
         with pytest.raises(MetadataUnavailable):
-            up._start(plan(Wish(data_dir=tmp_path), None))
+            up._start(plan(UpOptions(data_dir=tmp_path), None))
     assert up.store_starts == int(ends)

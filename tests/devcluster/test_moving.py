@@ -1,4 +1,4 @@
-"""A local cluster's folder that was moved goes on by one word."""
+"""A moved folder of a local cluster continues with one command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from kvstore import config as toml
 from kvstore.devcluster import layout
-from kvstore.devcluster.layout import Wish
+from kvstore.devcluster.layout import UpOptions
 from kvstore.devcluster.moving import move_here, with_paths
 from kvstore.devcluster.record import ClusterRecord
 from kvstore.errors import ConfigError
@@ -22,8 +22,8 @@ from tests.waiting import wait_until_blocking
 
 
 def a_cluster(folder: Path) -> None:
-    """Its files, with a directory of a disk beside it whose name begins as its own does."""
-    made = layout.plan(Wish(data_dir=folder), None).with_pids({"n1": 17}, 18)
+    """The files of the cluster, with a disk directory beside it whose name begins with the same prefix."""
+    made = layout.plan(UpOptions(data_dir=folder), None).with_pids({"n1": 17}, 18)
     for node in made.nodes:
         config = Path(node.config)
         config.parent.mkdir(parents=True)
@@ -42,8 +42,8 @@ def test_a_moved_folder_continues_in_its_new_place(tmp_path: Path, name: str) ->
     (tmp_path / "away" / "x").rename(new)
     with pytest.raises(ConfigError) as refused:
         ClusterRecord(new).load_or_none()
-    told = str(refused.value).partition("`")[2].partition("`")[0]
-    assert shlex.split(told) == ["kvstore", "up", "--moved", "--data-dir", str(new)]
+    command = str(refused.value).partition("`")[2].partition("`")[0]
+    assert shlex.split(command) == ["kvstore", "up", "--moved", "--data-dir", str(new)]
     move_here(new)
     found = ClusterRecord(new).load_or_none()
     assert found is not None
@@ -73,7 +73,7 @@ def test_a_copy_of_a_cluster_that_runs_is_none_that_was_moved(tmp_path: Path) ->
     words = ["-c", "import sys; sys.stdin.read()", "node", "run", "--config", f"{tmp_path}/old/n2/node.toml"]
     with subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE) as process:
         try:
-            # They are not there for a moment, while the process takes its program.
+            # The arguments are empty for a moment while the process loads its program.
             wait_until_blocking(psutil.Process(process.pid).cmdline, what="the process' words")
             with pytest.raises(
                 ConfigError, match=rf"process {process.pid} .*n2/node.toml\) still runs in {tmp_path}/old"
@@ -86,7 +86,7 @@ def test_a_copy_of_a_cluster_that_runs_is_none_that_was_moved(tmp_path: Path) ->
 
 @pytest.mark.parametrize("word", ["link/n2/node.toml", "real/zookeeper/zoo.cfg", "real/etcd/data"])
 def test_moving_is_refused_while_a_process_runs_by_another_path(tmp_path: Path, word: str) -> None:
-    """A process may have been started through a symbolic link, or from its working directory."""
+    """A process can be started through a symbolic link, or from its working directory."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     a_cluster(tmp_path / "link")

@@ -1,4 +1,4 @@
-"""What nodes of a local cluster say by HTTP, asked as nobody else would have it asked."""
+"""HTTP pages of the nodes of a local cluster, requested without the user's proxies and logins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.devcluster import pages
-from kvstore.devcluster.pages import http_ok, is_stranger
+from kvstore.devcluster.pages import http_ok, is_login_rejected
 from kvstore.devcluster.secure_folder import SecureFolder
 from tests.waiting import PATIENCE_S
 
@@ -27,7 +27,7 @@ def answering(code: int, folder: SecureFolder | None = None) -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
+            """Do not log requests."""
 
     server = HTTPServer(("127.0.0.1", 0), Pages)
     if folder is not None:
@@ -46,7 +46,7 @@ def answering(code: int, folder: SecureFolder | None = None) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who answers is a thread of this process, which may stand still for two seconds."""
+    """The server is a thread of this process, which can be delayed by two seconds."""
     monkeypatch.setattr(pages, "_TIMEOUT_S", PATIENCE_S)
 
 
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> SecureFolder:
 def test_no_proxy_of_the_environment_is_used(
     folder: SecureFolder, monkeypatch: pytest.MonkeyPatch, is_secure: bool
 ) -> None:
-    """Its loopback is another machine's."""
+    """The proxy's loopback address is on another machine."""
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
@@ -73,4 +73,4 @@ def test_no_proxy_of_the_environment_is_used(
 @pytest.mark.parametrize(("code", "is_one"), [(401, True), (403, False), (503, False), (200, False)])
 def test_a_login_with_a_wrong_password_is_rejected(folder: SecureFolder, code: int, is_one: bool) -> None:
     with answering(code, folder) as address:
-        assert is_stranger(address, folder) is is_one
+        assert is_login_rejected(address, folder) is is_one

@@ -1,4 +1,4 @@
-"""Ports of a local cluster that are taken."""
+"""Occupied ports of a local cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `up` asks of each node, where the cluster asks who its clients are."""
+"""The requests of `up` to each node in a cluster with authentication."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server.access.tables import table
 from tests.waiting import PATIENCE_S
 
 KEYS = {PartitionId("p1"): b"x"}
-"""Only the reader may read it."""
+"""A user with read access only."""
 USERS = ["reader", "tenant", "root", "nobody", None]
 
 
@@ -30,7 +30,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who answers is a thread of this process, which may stand still for some seconds."""
+    """The server is a thread of this process, which can be delayed by some seconds."""
     monkeypatch.setattr("kvstore.devcluster.probe._TIMEOUT_S", PATIENCE_S)
 
 

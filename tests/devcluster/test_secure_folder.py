@@ -1,4 +1,4 @@
-"""The files of a secure local cluster: made once, renewed in time, and nobody's but the owner's."""
+"""The files of a secure local cluster: created once, renewed in time, and private to the owner."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def test_an_authority_without_its_key_reports_that_it_issues_nothing(tmp_path: P
         key.write_bytes((tmp_path / "other" / "ca.key").read_bytes())
     else:
         key.write_text(spoil)
-    CertificateAuthority(tmp_path).issue("n1", ("127.0.0.1",))  # there is one
+    CertificateAuthority(tmp_path).issue("n1", ("127.0.0.1",))  # a certificate exists
     with pytest.raises(ConfigError, match=str(tmp_path)):
         CertificateAuthority(tmp_path).issue("n2", ("127.0.0.1",))
     assert not (tmp_path / "n2.pem").exists()
 
 
 def greeted(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> tuple[dict[str, object], dict[str, object]]:
-    """The certificates that a server and a client see of each other. Raises SSLError."""
+    """Exchange the certificates of a server and a client. Raises SSLError."""
     ours, theirs = socket.socketpair()
     seen: list[object] = []
 
@@ -179,7 +179,7 @@ def test_a_path_with_signs_of_a_shell_or_a_url_is_still_one(tmp_path: Path) -> N
 
 
 def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder: SecureFolder) -> None:
-    """Nodes that run would take it over, and refuse each other's certificates."""
+    """Running nodes would load it and refuse each other's certificates."""
     (folder.path / "ca.pem").unlink()
     before = contents(folder)
     with pytest.raises(

@@ -8,14 +8,14 @@ from kvstore import config as toml
 from kvstore.bookie.config import StorageConfig
 from kvstore.config import Setting
 from kvstore.devcluster import layout
-from kvstore.devcluster.layout import Wish, plan
+from kvstore.devcluster.layout import UpOptions, plan
 from kvstore.devcluster.local import LocalCluster, _write
 from kvstore.devcluster.settings import PLACED, parse, with_settings
 from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig
 from kvstore.types import Quorum
 
-CLUSTER = plan(Wish(data_dir=Path("/data")), None)
+CLUSTER = plan(UpOptions(data_dir=Path("/data")), None)
 TEXT = toml.to_toml(layout.node_config(CLUSTER, CLUSTER.nodes[0], Path("/data")))
 
 
@@ -50,7 +50,7 @@ def test_an_unknown_or_node_specific_setting_is_refused(text: str) -> None:
 
 
 def test_no_place_of_one_node_goes_into_the_files_of_all() -> None:
-    """Three bookies in one directory refuse each other's cookies, for good."""
+    """Three bookies in one directory refuse each other's cookies permanently."""
     directories = {f"storage.{each.name}" for each in fields(StorageConfig) if each.name.endswith(("_dir", "_dirs"))}
     assert directories | {"bookie_id", "metadata.uri"} <= set(PLACED)
 
@@ -83,7 +83,7 @@ def test_a_setting_that_a_node_would_refuse_is_refused_with_its_file(setting: st
 
 def test_nothing_is_written_when_one_nodes_file_would_be_wrong(tmp_path: Path) -> None:
     local = LocalCluster(tmp_path)
-    cluster = plan(Wish(data_dir=tmp_path), None)
+    cluster = plan(UpOptions(data_dir=tmp_path), None)
     files = local._files_with([parse("zone=r1")], cluster, is_moved=False)
     _write(files)
     assert [read(Path(node.config).read_text()).zone for node in cluster.nodes] == ["r1"] * 3

@@ -1,4 +1,4 @@
-"""A server that ends between two looks at its process: whoever stops or pauses it meets no error."""
+"""A server that ends between two checks of its process: stopping or pausing it raises no error."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.waiting import wait_until_blocking
 
 
 class _Sleeper(StoreProcess):
-    """A process that does nothing, known by its last argument."""
+    """A process that does nothing and is recognized by its last argument."""
 
     program = "Sleeper"
     mark = "sleeper"
 
 
 class _Configured(StoreProcess):
-    """A process that is known by its configuration, as ZooKeeper is."""
+    """A process that is recognized by its configuration, as ZooKeeper is."""
 
     @property
     def mark(self) -> str:
@@ -40,7 +40,7 @@ def sleeper(tmp_path: Path) -> _Sleeper:
 def test_a_server_whose_number_cannot_be_written_down_is_ended(
     sleeper: _Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk each further start would leave one more that nobody knows of."""
+    """On a full disk each further start would leave one more unrecorded process."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -70,7 +70,7 @@ def test_a_server_that_ends_just_before_its_signal_is_no_error(
 
 
 def test_a_server_that_ends_runs_until_its_last_thread_is_gone(tmp_path: Path) -> None:
-    """What comes after it would find its ports taken."""
+    """The next steps would find its ports occupied."""
     code = """
 import ctypes, platform, threading, time
 threading.Thread(target=time.sleep, args=(60,)).start()

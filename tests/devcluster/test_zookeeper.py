@@ -59,7 +59,7 @@ def test_later_versions_are_taken(tmp_path: Path, name: str) -> None:
 
 
 def test_java_reads_the_path_of_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Properties are ISO 8859-1 with escapes, and its logging is XML."""
+    """Its properties file is ISO 8859-1 with escapes, and its logging configuration is XML."""
     spawned: list[str] = []
     monkeypatch.setattr(module, "_spawn", lambda folder, address, **_: spawned.append(address))
     folder = tmp_path / "jörg & <文档> \\ 🦒"
@@ -88,7 +88,7 @@ def test_jars_that_java_could_not_name_are_refused(tmp_path: Path) -> None:
 @needs_zookeeper
 @pytest.mark.parametrize("text", [None, "", "1 127.0.0.1:1\n"], ids=["missing", "empty", "of an earlier one"])
 def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, text: str | None) -> None:
-    """Whoever started it was killed just then; a second one would write to the same data."""
+    """Its starter was just killed; a second ZooKeeper would write to the same data."""
     server = start_standalone(tmp_path)
     try:
         (tmp_path / "zookeeper.pid").unlink()
@@ -132,8 +132,8 @@ def test_ports_of_outgoing_connections_are_not_given(tmp_path: Path, monkeypatch
 def test_a_port_given_to_another_process_is_free_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may listen there only a moment later, or restart its server: another ZooKeeper there takes its clients. The
-    claims are the test's own: other tests are not given the port meanwhile."""
+    """The port may be open only a moment later, or its server restart: another ZooKeeper there accepts its clients.
+    The claims are the test's own: other tests are not given the port meanwhile."""
     first = free_ports(1)[0]
     claims = os.open(tmp_path / "claims", os.O_CREAT | os.O_RDWR)
     monkeypatch.setattr(module, "_claims", lambda: claims)
@@ -180,7 +180,7 @@ def test_a_reused_process_id_is_not_mistaken_for_a_server(tmp_path: Path) -> Non
 
 
 def said(server: ZooKeeperProcess, command: str) -> str:
-    """Its answer, however long it takes: `four_letters` waits for a second, in which a Java may stand still."""
+    """Return its answer without a time limit: `four_letters` waits for a second, and a JVM can be delayed that long."""
     answers: list[str] = []
 
     def is_there() -> bool:

@@ -1,4 +1,4 @@
-"""Programs are judged by what is left of their difference beside their own time."""
+"""Programs are judged by the difference that their own time does not explain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loadtest.agreement import Figure, is_too_far, judged
 
 
 def rows(**p50s_ms: tuple[list[float], list[float]]) -> dict[str, dict[str, Any]]:
-    """Of each program its rounds against the store and against the server that does nothing."""
+    """Return for each program its rounds against the store and against the server that does nothing."""
     taken = {
         (name, place): [Figure(p50_ms, 100.0) for p50_ms in rounds]
         for name, both in p50s_ms.items()

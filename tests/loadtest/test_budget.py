@@ -1,4 +1,4 @@
-"""What operations cost, in calls that real nodes make: no more than the committed budget (loadtest/budget.py)."""
+"""The cost of operations in calls of real nodes: at most the committed budget (loadtest/budget.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.budget import BUDGET, Budget, Load, running_budget
 pytestmark = pytest.mark.cluster
 
 ATTEMPTS_MAX = 6
-"""On a full machine more goes on in the background of each operation."""
+"""A full machine does more background work during each operation."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ IDLE_S = 10.0
 
 
 def test_an_idle_node_makes_few_calls(budget: Budget) -> None:
-    """In the least of some counts: a new cluster comes to rest, and each node looks at much that does not change."""
+    """The minimum of some counts: a new cluster becomes idle, and each node checks many unchanged things."""
     counted = []
     for _ in range(ATTEMPTS_MAX):
         idle = budget.idle(IDLE_S)
@@ -37,7 +37,7 @@ def test_an_idle_node_makes_few_calls(budget: Budget) -> None:
 
 @pytest.mark.parametrize("load", [load for load in BUDGET if load.budget], ids=lambda load: load.name)
 def test_an_operation_takes_no_more_calls_than_its_budget(budget: Budget, load: Load) -> None:
-    """In the least of some counts: what goes on in the background is not the same at all times."""
+    """The minimum of some counts: background work varies over time."""
     counted = []
     for _ in range(ATTEMPTS_MAX):
         costs = budget.measure(load)

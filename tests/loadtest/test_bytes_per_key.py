@@ -1,4 +1,4 @@
-"""The account of what a key costs on the disks."""
+"""The disk space per key."""
 
 from __future__ import annotations
 

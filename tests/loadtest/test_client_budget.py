@@ -1,4 +1,4 @@
-"""What an operation costs the process of an AsyncClient, in calls: no more than the committed budget
+"""The cost of an operation for the process of an AsyncClient, in calls: at most the committed budget
 (loadtest/client_budget.py)."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def file() -> Iterator[ClusterFile]:
 
 @pytest.mark.parametrize("load", BUDGET, ids=lambda load: load.name)
 def test_an_operation_takes_no_more_calls_than_its_budget(file: ClusterFile, load: Load) -> None:
-    """In the least of some counts: how many operations meet in a frame is not the same at all times."""
+    """The minimum of some counts: the number of operations that share a frame varies over time."""
     counted = []
     for _ in range(ATTEMPTS_MAX):
-        ((ours, redis),) = uvloop.run(run_bench(file, [load], 0))  # calls alone: nothing is timed
+        ((ours, redis),) = uvloop.run(run_bench(file, [load], 0))  # only calls: no time is measured
         assert redis.calls > 10, "nothing was counted"
         counted.append(ours.calls)
         if ours.calls <= load.calls_max:

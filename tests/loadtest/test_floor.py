@@ -1,4 +1,4 @@
-"""The floor does what the store is measured against: real processes, syncs and sockets. Two of three acknowledge."""
+"""The floor has the same guarantees as the store: real processes, syncs and sockets. Two of three acknowledge."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from tests.conftest import ROOT
 from tests.waiting import PATIENCE_S, wait_until, wait_until_blocking
 
 SILENCE_S = 0.5
-"""A SET that two have acknowledged has long been answered."""
+"""A SET that two have acknowledged is answered long before."""
 LED_BY = [next(b"%d" % n for n in range(100) if token_of(b"%d" % n) % 3 == process) for process in range(3)]
-"""Of each process a key that it leads."""
+"""For each process a key that it leads."""
 
 
 class Client:
-    """One connection to a door."""
+    """One connection to an endpoint."""
 
-    def __init__(self, door: str) -> None:
-        host, _, port = door.rpartition(":")
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
         self._reader = hiredis.Reader()
 
     def ask(self, *words: bytes, timeout_s: float = PATIENCE_S) -> object:
-        """The reply, an error too. Raises TimeoutError."""
+        """Return the reply, also if it is an error. Raises TimeoutError."""
         return self.ask_all([words], timeout_s=timeout_s)[0]
 
     def ask_all(self, commands: list[tuple[bytes, ...]], *, timeout_s: float = PATIENCE_S) -> list[object]:
@@ -62,7 +62,7 @@ class Client:
 
 
 class Replies:
-    """A sink that keeps what it gets."""
+    """A sink that keeps its messages."""
 
     def __init__(self) -> None:
         self.found: dict[int, bytes] = {}
@@ -82,7 +82,7 @@ async def has_row(engine: RocksEngine, key: bytes) -> bool:
 
 
 class HeldSyncs:
-    """Syncs that end when the test says so."""
+    """Syncs that end when the test decides."""
 
     def __init__(self) -> None:
         self.held: list[Done] = []
@@ -112,19 +112,19 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def set_at(door: str, key: bytes, value: bytes) -> object:
-    with closing(Client(door)) as client:
+def set_at(endpoint: str, key: bytes, value: bytes) -> object:
+    with closing(Client(endpoint)) as client:
         return client.ask(b"SET", key, value)
 
 
-def is_refused_at(door: str, key: bytes) -> bool:
-    """Whether nobody leads the key: once the door has noticed that its leader has ended."""
-    return "has ended" in str(set_at(door, key, b"refused"))
+def is_refused_at(endpoint: str, key: bytes) -> bool:
+    """Return whether the key has no leader, once the endpoint has noticed that the leader has ended."""
+    return "has ended" in str(set_at(endpoint, key, b"refused"))
 
 
 @pytest.mark.cluster
 def test_a_value_set_at_one_endpoint_is_read_at_all(running: peers.Floor) -> None:
-    clients = [Client(door) for door in running.doors]
+    clients = [Client(endpoint) for endpoint in running.doors]
     for number, client in enumerate(clients):
         keys = [b"%d-%d" % (number, n) for n in range(100)]
         assert client.ask_all([(b"SET", key, b"v" + key) for key in keys]) == [b"OK"] * 100
@@ -141,9 +141,9 @@ def test_a_value_set_at_one_endpoint_is_read_at_all(running: peers.Floor) -> Non
 @pytest.mark.cluster
 def test_two_acknowledge_without_the_third_and_one_alone_does_not(running: peers.Floor) -> None:
     kill(running.pids[2])
-    for door in running.doors[:2]:
-        assert [set_at(door, key, b"two") for key in LED_BY[:2]] == [b"OK", b"OK"]
-        wait_until_blocking(partial(is_refused_at, door, LED_BY[2]))
+    for endpoint in running.doors[:2]:
+        assert [set_at(endpoint, key, b"two") for key in LED_BY[:2]] == [b"OK", b"OK"]
+        wait_until_blocking(partial(is_refused_at, endpoint, LED_BY[2]))
     kill(running.pids[1])
     with closing(Client(running.doors[0])) as client, pytest.raises(TimeoutError):
         client.ask(b"SET", LED_BY[0], b"alone", timeout_s=SILENCE_S)
@@ -190,7 +190,7 @@ async def test_all_three_write_confirmed_records_and_the_order_of_new_keys(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--data", "new", "--port", "80"], "want a port from 1024 to 65533, or 0, got 80"),
         (["--data", "new", "--port", "65535"], "want a port from 1024 to 65533, or 0, got 65535"),
@@ -199,7 +199,7 @@ async def test_all_three_write_confirmed_records_and_the_order_of_new_keys(
         (["--data", "full/file", "--port", "0"], "full/file: File exists"),
     ],
 )
-def test_an_impossible_option_is_refused_in_one_line(words: list[str], told: str, tmp_path: Path) -> None:
+def test_an_impossible_option_is_refused_in_one_line(words: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -208,7 +208,7 @@ def test_an_impossible_option_is_refused_in_one_line(words: list[str], told: str
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert (done.stdout, done.stderr) == ("", f"floor: {told.format(taken=port)}\n")
+    assert (done.stdout, done.stderr) == ("", f"floor: {message.format(taken=port)}\n")
     assert not (tmp_path / "new").exists()
 
 

@@ -1,4 +1,4 @@
-"""What a load does, and that its figures do not flatter."""
+"""The operations of a load, and the correctness of its figures."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tests.waiting import wait_until, wait_until_blocking
 
 
 class Calls:
-    """Calls that count, and can be made to take long or to fail."""
+    """Counts calls, and can make them slow or failing."""
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
@@ -63,8 +63,7 @@ def calls() -> Calls:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimWorld]:
-    """Where a call takes its time and nothing else does: of a machine that stood still, a load of a tenth of a second
-    saw nothing."""
+    """The only delays are those of calls: on a stalled machine, a load of a tenth of a second did nothing."""
     with SimWorld(1) as made:
         monkeypatch.setattr(loads, "time", SimpleNamespace(perf_counter=made.loop.time))
         yield made
@@ -105,7 +104,8 @@ def test_an_open_loop_begins_so_many_per_second(world: SimWorld, calls: Calls) -
 
 
 def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(world: SimWorld, calls: Calls) -> None:
-    """One call stalls for 200 ms; with one caller, those that should have begun meanwhile are late, and say so."""
+    """One call stalls for 200 ms; with one caller, operations that were due meanwhile are late, and the figures
+    include it."""
     calls.stall_s = 0.2
     load = LoadSpec(seconds=0.4, warmup_s=0, rate=100, in_flight=1, mix=(("get", 1),))
     found = world.run(Generator(load, calls.all()).run())
@@ -198,7 +198,7 @@ def test_a_mix_names_operations_and_weights() -> None:
 
 
 def ticking() -> SimpleNamespace:
-    """A clock that goes on by a millisecond each time it is read: the test counts a load by reads, not by time."""
+    """A clock that advances by a millisecond with each reading: the test measures a load by readings, not by time."""
     ticks = count()
     return SimpleNamespace(perf_counter=lambda: next(ticks) / 1000)
 
@@ -214,7 +214,7 @@ def test_a_load_of_which_nothing_was_done_fails(monkeypatch: pytest.MonkeyPatch)
         words = ["--seconds", "0.1", "--warmup", "0", "--in-flight", "2"]
         words += ["--server", servers.url.removeprefix("kv://")]
         answer = CliRunner().invoke(build(), ["bench", "run", *words])
-    assert (answer.exit_code, "nothing was done" in answer.stderr) == (1, True), answer.output
+    assert (answer.exit_code, "every operation failed" in answer.stderr) == (1, True), answer.output
 
 
 def test_the_command_runs_a_load_and_prints_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`kvstore bench run --resp`: plain commands through a Redis door."""
+"""`kvstore bench run --resp`: plain commands through a Redis endpoint."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Answer = Callable[[list[bytes]], bytes | None]
 
 
 @asynccontextmanager
-async def door(answer: Answer, pong: bytes | None = b"+PONG\r\n") -> AsyncIterator[str]:
-    """A server that answers each command so; None: it closes the connection."""
+async def resp_server(answer: Answer, pong: bytes | None = b"+PONG\r\n") -> AsyncIterator[str]:
+    """Run a server that answers each command so; None: it closes the connection."""
     writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,7 +54,7 @@ async def door(answer: Answer, pong: bytes | None = b"+PONG\r\n") -> AsyncIterat
         yield f"{host}:{port}"
     finally:
         server.close()
-        for writer in writers:  # one that is left open is found in the middle of another test
+        for writer in writers:  # an open one would be reported in the middle of another test
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
@@ -69,7 +69,7 @@ async def callers(address: str, load: LoadSpec) -> RespCallers:
 async def test_every_operation_is_the_command_of_its_name() -> None:
     seen: list[list[bytes]] = []
     load = LoadSpec(in_flight=1, value_bytes=3)
-    async with door(lambda command: seen.append(command) or b"+OK\r\n") as address:
+    async with resp_server(lambda command: seen.append(command) or b"+OK\r\n") as address:
         opened = await callers(address, load)
         for call in opened.calls().values():
             await call(b"k")
@@ -82,7 +82,7 @@ async def test_every_operation_is_the_command_of_its_name() -> None:
 async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "time", ticking())
     load = LoadSpec(seconds=0.2, warmup_s=0, in_flight=3, mix=(("get", 1),))
-    async with door(lambda command: b"$-1\r\n") as address:
+    async with resp_server(lambda command: b"$-1\r\n") as address:
         opened = await callers(address, load)
         found = await Generator(load, opened.calls()).run()
         opened.close()
@@ -94,7 +94,7 @@ async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: py
 
 async def test_an_error_reply_is_an_error_and_the_connection_stays_open() -> None:
     replies = iter([b"-ERR no\r\n", b"+OK\r\n"])
-    async with door(lambda command: next(replies)) as address:
+    async with resp_server(lambda command: next(replies)) as address:
         opened = await callers(address, LoadSpec(in_flight=1))
         put = opened.calls()["put"]
         with pytest.raises(InvalidRequest, match="ERR no"):
@@ -108,7 +108,7 @@ async def test_a_refused_connection_is_reported_at_once_with_its_kind() -> None:
         (b"NOAUTH Authentication required.", NotAuthenticated),
         (b"NOPERM user a lacks the right read", PermissionDenied),
     ):
-        async with door(lambda command, words=words: b"-%b\r\n" % words, pong=None) as address:  # type: ignore[misc]
+        async with resp_server(lambda command, words=words: b"-%b\r\n" % words, pong=None) as address:  # type: ignore[misc]
             with pytest.raises(kind, match=words.decode()):
                 await callers(address, LoadSpec(in_flight=1))
 
@@ -118,18 +118,18 @@ async def test_a_refused_connection_is_reported_at_once_with_its_kind() -> None:
     [OutcomeUnknown("lost"), Overloaded("full"), RateExceeded("n", 1, 1, 1), Unavailable("nobody"), NotEnoughBookies()],
 )
 async def test_unknown_outcomes_and_retryable_errors_are_distinguished(reason: StoreError) -> None:
-    """As a node's Redis door says it; a write of unknown outcome is no wrong request."""
-    async with door(lambda _: failure(reason)) as address:
+    """With the message of the Redis endpoint of a node; a write of unknown outcome is not an invalid request."""
+    async with resp_server(lambda _: failure(reason)) as address:
         opened = await callers(address, LoadSpec(in_flight=1))
-        with pytest.raises(StoreError) as told:
+        with pytest.raises(StoreError) as raised:
             await opened.calls()["put"](b"k")
         opened.close()
-    assert isinstance(told.value, OutcomeUnknown) == isinstance(reason, OutcomeUnknown)
-    assert isinstance(told.value, Retryable) == isinstance(reason, Retryable)
+    assert isinstance(raised.value, OutcomeUnknown) == isinstance(reason, OutcomeUnknown)
+    assert isinstance(raised.value, Retryable) == isinstance(reason, Retryable)
 
 
 async def test_errors_open_no_more_connections() -> None:
-    async with door(lambda command: b"-ERR no\r\n") as address:
+    async with resp_server(lambda command: b"-ERR no\r\n") as address:
         opened = await callers(address, LoadSpec(in_flight=1))
         first = opened._free[0]
         for _ in range(3):
@@ -141,7 +141,7 @@ async def test_errors_open_no_more_connections() -> None:
 
 async def test_a_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced() -> None:
     replies = iter([None, b"+OK\r\n"])
-    async with door(lambda command: next(replies)) as address:
+    async with resp_server(lambda command: next(replies)) as address:
         opened = await callers(address, LoadSpec(in_flight=1))
         put = opened.calls()["put"]
         with pytest.raises(OutcomeUnknown):
@@ -151,7 +151,7 @@ async def test_a_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced
 
 
 async def test_a_connection_that_is_lost_while_nobody_uses_it_is_replaced() -> None:
-    async with door(lambda command: b"+OK\r\n") as address:
+    async with resp_server(lambda command: b"+OK\r\n") as address:
         opened = await callers(address, LoadSpec(in_flight=1))
         put = opened.calls()["put"]
         await put(b"k")
@@ -167,7 +167,7 @@ async def test_an_address_is_judged_before_it_is_used() -> None:
     with pytest.raises(InvalidRequest, match="without user or password") as raised:
         RespCallers("anna:secret@127.0.0.1:6379", LoadSpec(), timeout_s=30)
     assert "secret" not in str(raised.value)
-    async with door(lambda command: None) as address:
+    async with resp_server(lambda command: None) as address:
         pass
     with pytest.raises(Unavailable, match=address):
         await callers(address, LoadSpec(in_flight=1))
@@ -180,7 +180,7 @@ async def test_commands_of_one_turn_leave_together_and_are_answered_in_order() -
         seen.append(command)
         return b":%d\r\n" % len(seen)
 
-    async with door(count) as address:
+    async with resp_server(count) as address:
         connection = await connect(address, timeout_s=30)
         answers = [connection.call(b"INCR", b"n%d" % number) for number in range(100)]
         assert await asyncio.gather(*answers) == list(range(1, 101))
@@ -190,7 +190,7 @@ async def test_commands_of_one_turn_leave_together_and_are_answered_in_order() -
 
 async def test_error_replies_are_raised_by_ask_and_returned_by_ask_all() -> None:
     replies = {b"GET": b"$-1\r\n", b"BAD": b"-ERR no\r\n", b"EXEC": b"*2\r\n+OK\r\n-ERR half\r\n"}
-    async with door(lambda command: replies[command[0]]) as address:
+    async with resp_server(lambda command: replies[command[0]]) as address:
         connection = await connect(address, timeout_s=30)
         with pytest.raises(ReplyError, match="ERR no"):
             await connection.ask(b"BAD", timeout_s=30)
@@ -201,7 +201,7 @@ async def test_error_replies_are_raised_by_ask_and_returned_by_ask_all() -> None
 
 
 async def test_commands_without_a_reply_raise_lost_when_their_time_is_over() -> None:
-    async with door(lambda command: b"") as address:
+    async with resp_server(lambda command: b"") as address:
         connection = await connect(address, timeout_s=30)
         waiting = connection.call(b"SET", b"j", b"v")
         with pytest.raises(Lost):
@@ -214,7 +214,7 @@ async def test_commands_without_a_reply_raise_lost_when_their_time_is_over() -> 
 
 async def test_reply_to_a_cancelled_caller_does_not_shift_later_replies() -> None:
     counted = iter(range(1, 10))
-    async with door(lambda command: b":%d\r\n" % next(counted)) as address:
+    async with resp_server(lambda command: b":%d\r\n" % next(counted)) as address:
         connection = await connect(address, timeout_s=30)
         first, second = connection.call(b"INCR", b"n"), connection.call(b"INCR", b"n")
         first.cancel()

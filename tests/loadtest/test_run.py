@@ -1,4 +1,4 @@
-"""A load test or drill that cannot run says so in one line, before a cluster is started for it."""
+"""A load test or drill that cannot run reports why in one line, before a cluster is started for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--rate", "0"], "--rate: expected a number above 0"),
         (["--workload", "ycsb-z"], "--workload: expected one or more of ycsb-a"),
@@ -38,7 +38,7 @@ from tests.waiting import PATIENCE_S
     ],
 )
 def test_wrong_options_are_refused_at_once(
-    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run", *words])
@@ -47,7 +47,7 @@ def test_wrong_options_are_refused_at_once(
         run.main()
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert message in line
 
 
 BACKGROUND = """
@@ -59,7 +59,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
-"""In place of Locust: one that ends when it is interrupted."""
+"""Replaces Locust: it ends when it is interrupted."""
 
 
 def test_one_sigterm_ends_a_load_test_in_the_background(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ print("runs", flush=True)
 while True:
     time.sleep(600)
 """
-"""In place of Locust: one that does not end when it is asked to."""
+"""Replaces Locust: it does not end when it is asked to."""
 
 
 def test_after_a_second_interrupt_no_load_reaches_the_stopping_cluster(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_drill_without_requirements_does_not_pass(
 
 
 async def test_a_server_that_ends_ends_the_measurement_of_a_budget() -> None:
-    """It read the end of the stream for ever."""
+    """It read the end of the stream in an endless loop."""
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()

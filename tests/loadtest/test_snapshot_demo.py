@@ -1,4 +1,4 @@
-"""The demo of snapshots measures on the disk of the working directory, and leaves nothing there."""
+"""The demo of snapshots measures on the disk of the working directory, and leaves no file there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A Spark session and a real cluster for each file of tests that asks: a JVM takes seconds to start, and a context
-some more, so a worker process has one of each for all of its files. Files that keep to keys of their own share a
-cluster, too, as far as one worker runs them."""
+"""A Spark session and a real cluster for each test file that uses them: a JVM takes seconds to start, and a context
+some more, so a worker process has one of each for all of its files. Files that use only their own keys also share a
+cluster, as far as one worker runs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SETTINGS = QUICK_START | {
     "spark.sql.shuffle.partitions": "2",
-    # What happens in the middle of a task happens between two batches.
+    # Events in the middle of a task happen between two batches.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     "spark.driver.memory": "512m",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -31,22 +31,22 @@ SETTINGS = QUICK_START | {
 
 @pytest.fixture(scope="session")
 def context() -> Iterator[None]:
-    """What is left of Spark ends with the worker process."""
+    """The remains of Spark end with the worker process."""
     yield
     stop_spark()
 
 
 @pytest.fixture(scope="module")
 def spark(context: None) -> SparkSession:
-    """Two cores, and three attempts per task: plain `local[2]` allows one. Its settings and views are the file's own;
-    the context with its Python processes is that of the file before, if that has left one."""
+    """Two cores, and three attempts per task: plain `local[2]` allows one. Its settings and views belong to the file;
+    the context with its Python processes is that of the previous file, if that left one."""
     session = open_session("tests", master="local[2,3]", settings=SETTINGS)
-    session.sparkContext.setLogLevel("OFF")  # what a test breaks is told by the error
+    session.sparkContext.setLogLevel("OFF")  # the error shows the damage that a test makes
     return session.newSession()
 
 
 def stop_spark() -> None:
-    """For who wants a context of its own: a process has one at a time."""
+    """For tests that need their own context: a process has one at a time."""
     from pyspark.sql import SparkSession
 
     if SparkSession._instantiatedSession is not None:
@@ -55,13 +55,13 @@ def stop_spark() -> None:
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """For tests that leave all nodes running and look at no keys but their own."""
+    """For tests that leave all nodes running and read only their own keys."""
     with running_cluster(tmp_path_factory.mktemp("shared")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    settings = ("partition.memory_bytes=67108864",)  # so that what a server holds of a restore is seen beside it
+    settings = ("partition.memory_bytes=67108864",)  # so that the pins of a restore are visible on the server
     with running_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as running:
         yield running

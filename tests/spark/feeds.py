@@ -1,4 +1,4 @@
-"""A reader of the feed that stands for the servers, as far as tests of it have that in common."""
+"""A reader of the feed that replaces the servers, as far as tests share it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
 
 
 class OpenedFeed:
-    """Takes this cluster only, and opens nothing."""
+    """Accepts only this cluster, and opens no connection."""
 
     def __init__(self, cluster: ClientConfig, identity: str = "") -> None:
         assert cluster is CONFIG

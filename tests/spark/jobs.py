@@ -1,6 +1,6 @@
-"""Data frames of the tests, and what may happen in the middle of a job: it happens in a task, between two batches.
+"""Data frames of the tests, and events in the middle of a job: they happen in a task, between two batches.
 
-Spark's Python processes load this module: it needs little.
+Spark's Python processes load this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def read(spark: SparkSession, cluster: Cluster, **options: Any) -> DataFrame:
 
 
 def fill(client: Client, prefix: str, count: int, value: bytes = b"v") -> dict[bytes, bytes]:
-    """`count` keys, and what they hold."""
+    """Return `count` keys and their values."""
     items = {f"{prefix}{number}".encode(): value + b"%d" % number for number in range(count)}
     client.put_many(items)
     return items
 
 
 def pairs(frame: DataFrame) -> list[tuple[bytes, bytes]]:
-    """Keys and values, sorted; what is there twice stands twice."""
+    """Return the sorted keys and values; duplicates are kept."""
     return sorted((bytes(row.key), bytes(row.value)) for row in frame.select("key", "value").collect())
 
 
 def interrupted(frame: DataFrame, marker: Path, happens: Happening, *, after: int = 2) -> DataFrame:
-    """The same rows. Once, when some task has passed on `after` of its batches, `happens()`."""
+    """Return the same rows. Once, when some task has passed on `after` of its batches, `happens()` is called."""
 
     def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches, start=1):
@@ -67,17 +67,17 @@ def _is_first(marker: Path) -> bool:
 
 
 def die() -> None:
-    """The task's process ends; Spark tries the task again."""
+    """End the task's process; Spark tries the task again."""
     os._exit(1)
 
 
 def kill_the_executor() -> None:
-    """It is the parent of the process that makes workers."""
+    """It is the parent of the process that creates workers."""
     psutil.Process().parents()[1].kill()
 
 
 def linger() -> None:
-    """Until Spark ends this attempt, since a copy of it was first."""
+    """Wait until Spark ends this attempt because a copy of it finished first."""
     threading.Event().wait(LINGER_S)
 
 
@@ -86,13 +86,13 @@ def killer(pid: int) -> Happening:
 
 
 def command(cluster: Cluster, *words: str) -> Happening:
-    """A `kvstore` command on the cluster, awaited."""
+    """Run a `kvstore` command on the cluster and wait for it."""
     line = [sys.executable, "-m", "kvstore", *words, "--data-dir", str(cluster.local.data_dir)]
     return lambda: subprocess.run(line, check=True, capture_output=True, timeout=240)
 
 
 def give_up(cluster: str | ClientConfig, pin: str) -> None:
-    """Give a pin back; returns when nobody keeps it: replicas that follow do until its record reaches them."""
+    """Release a pin; return when no server keeps it: followers keep it until the record reaches them."""
 
     def is_gone() -> bool:
         unpin(cluster, pin)
@@ -102,7 +102,7 @@ def give_up(cluster: str | ClientConfig, pin: str) -> None:
 
 
 def leader_of(cluster: Cluster, partition: str) -> str:
-    """The node that leads it, once one says so in time."""
+    """Return the node that leads the partition, once a node reports it in time."""
     found: dict[str, str] = {}
 
     def is_led() -> bool:

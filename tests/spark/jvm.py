@@ -1,4 +1,4 @@
-"""A JVM that a test has waited for in vain."""
+"""Ends a JVM that a test has waited for in vain."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ SAID_MAX = 60_000
 
 
 def give_up_jvm() -> str:
-    """End the JVM of this process, if there is one, and return what its threads did; the next session begins another.
+    """End the JVM of this process, if there is one, and return the stacks of its threads; the next session starts
+    another.
 
-    A test that is ended amid a call leaves the call's connection without its answer. PySpark has one connection for
-    each thread, so the next call waits behind the old one, also in the next file, or takes its answer for its own."""
+    A test that ends during a call leaves the call's connection without its answer. PySpark has one connection for each
+    thread, so the next call waits behind the old one, also in the next file, or reads its answer as its own.
+    """
     if "pyspark" not in sys.modules:
         return ""
     from pyspark import SparkContext
@@ -37,6 +39,6 @@ def _threads_of(pid: int) -> str:
     program = Path(os.environ.get("JAVA_HOME", "/")) / "bin" / "jstack"
     try:
         found = subprocess.run([program, str(pid)], capture_output=True, text=True, timeout=DUMP_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:  # a small Java has none; a JVM that hangs says nothing
+    except (OSError, subprocess.TimeoutExpired) as error:  # a small Java has none; a JVM that hangs gives no output
         return f"no stacks of the JVM's threads: {error}"
     return (found.stdout or found.stderr)[:SAID_MAX]

@@ -1,7 +1,6 @@
 """A Spark cluster of processes: a master, and two workers of one core that count as two machines.
 
-Spark starts no copy of a task on the host on which it runs already, so executors of one host show nothing of
-speculation.
+Spark starts no copy of a task on its own host, so executors of one host show no speculation.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 @contextmanager
 def spark_cluster(directory: Path) -> Iterator[str]:
-    """The master's address, with both workers there."""
+    """Yield the master's address when both workers have joined."""
     with ExitStack() as running:
         said = running.enter_context(_daemon(directory, "master.Master", "127.0.0.1", "--port", "0"))
         master = _awaited(said, r"Starting Spark master at (spark://\S+)")
@@ -45,7 +44,7 @@ def spark_cluster(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def _daemon(directory: Path, kind: str, host: str, *more: str) -> Iterator[Path]:
-    """What it writes to its log."""
+    """The output in its log."""
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
     line = [program, f"org.apache.spark.deploy.{kind}", "--host", host, "--webui-port", "0", *more]
     environ = {**os.environ, **environment(os.environ), "SPARK_DAEMON_MEMORY": "256m"}
@@ -60,25 +59,25 @@ def _daemon(directory: Path, kind: str, host: str, *more: str) -> Iterator[Path]
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         for each in family:
-            with suppress(psutil.NoSuchProcess):  # executors end of themselves too
+            with suppress(psutil.NoSuchProcess):  # executors also end by themselves
                 each.kill()
         process.wait(20)
         psutil.wait_procs(family, 20)
 
 
 def _awaited(log: Path, pattern: str) -> str:
-    """What the pattern's group, or all of it, has found in the log."""
+    """Return the match of the pattern's group, or of all of it, in the log."""
     wait_until_blocking(lambda: re.search(pattern, log.read_text()), timeout_s=START_S, what=f"{pattern} in {log}")
     found = re.search(pattern, log.read_text())
     assert found is not None
     return found[found.lastindex or 0]
 
 
-# ── what Spark says of its tasks ──
+# ── Spark's information about its tasks ──
 
 
 def tasks(spark: SparkSession) -> list[dict[str, Any]]:
-    """All attempts of all tasks up to now. The session must have a page (spark.ui.enabled)."""
+    """Return all attempts of all tasks so far. The session must have a page (spark.ui.enabled)."""
     stages = _asked(spark, "stages")
     return [
         {**task, "stage": stage["stageId"]}
@@ -94,7 +93,7 @@ def _asked(spark: SparkSession, path: str) -> Any:
 
 
 def won_by_copies(spark: SparkSession) -> set[tuple[int, int]]:
-    """Stage and number of the tasks of which a speculative copy has counted, and the attempt that was first has not."""
+    """Return stage and number of the tasks whose speculative copy was used instead of the first attempt."""
     return {
         (each["stage"], each["index"]) for each in tasks(spark) if each["speculative"] and each["status"] == "SUCCESS"
     }

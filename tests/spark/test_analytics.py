@@ -1,4 +1,4 @@
-"""The example's page shows what was found, whatever keys look like."""
+"""The example's page shows the results, whatever bytes keys have."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_nothing_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--data-dir", "nope"), "analytics: dataDir: no cluster at"),
         (("--servers", "127.0.0.1:1"), "analytics: no server of the cluster answers at 127.0.0.1:1"),
@@ -66,7 +66,7 @@ def test_nothing_is_no_error() -> None:
 )
 def test_an_error_is_reported_in_one_line_before_spark_starts(
     arguments: tuple[str, ...],
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -76,6 +76,6 @@ def test_an_error_is_reported_in_one_line_before_spark_starts(
     with pytest.raises(SystemExit) as ended:
         analytics.main(arguments)
     shown = ended.value.code if isinstance(ended.value.code, str) else capsys.readouterr().err.splitlines()[-1]
-    assert told in shown
+    assert message in shown
     assert "\n" not in shown
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,5 @@
-"""Tables of Spark's catalog, with a real Spark: it hands a table's options neither to its reads nor to its writes, so
-each of them is refused with the way that works."""
+"""Tables of Spark's catalog, with a real Spark: it passes a table's options neither to its reads nor to its writes, so
+each of them is refused with the alternative."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_overwrite_reports_that_spark_dropped_the_table(spark: SparkSession, fol
 def test_a_temporary_view_can_be_read_and_a_saved_table_cannot(
     spark: SparkSession, folder: str, shared_cluster: Cluster
 ) -> None:
-    """`saveAsTable` writes the rows: what kvstore is asked is the same as for `save()`."""
+    """`saveAsTable` writes the rows: kvstore receives the same request as for `save()`."""
     where = f"dataDir '{shared_cluster.local.data_dir}'"
     frame = spark.sql("select 'view-1' as key, 'v' as value")
     frame.write.format("kvstore").option("dataDir", str(shared_cluster.local.data_dir)).saveAsTable(f"{folder}.saved")

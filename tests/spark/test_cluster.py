@@ -1,4 +1,4 @@
-"""The addresses of a cluster, from what options name."""
+"""The addresses of a cluster, from the options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvstore.spark.cluster import find
 
 
 class Leaving(MemoryStore):
-    """A server goes down after its name was listed."""
+    """A server stops after its name was listed."""
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
         if path == f"{paths.SERVERS}/n1":

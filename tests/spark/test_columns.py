@@ -1,4 +1,4 @@
-"""A data frame is written by its columns: which ones, of which types, and what the store would not take."""
+"""A data frame is written by its columns: their names, their types, and the values that the store would refuse."""
 
 import datetime
 import hashlib
@@ -19,7 +19,7 @@ def plan(schema: StructType, **options: str) -> ColumnPlan:
 
 
 def pairs() -> StructType:
-    """The least that can be written."""
+    """The smallest valid data frame."""
     return StructType().add("key", StringType()).add("value", BinaryType())
 
 
@@ -111,7 +111,7 @@ def read_as(values: list[bytes | None], **options: str) -> list[object]:
 
 
 def test_values_are_read_by_the_type_of_their_bytes() -> None:
-    """As Redis' counters are kept, and text; null stays null."""
+    """As Redis' counters are stored, and text; null stays null."""
     assert read_as([b"17", b"-3", None], valueType="long") == [17, -3, None]
     assert read_as([None], valueType="long") == [None]
     assert read_as([b"1.5", b"2"], valueType="double") == [1.5, 2.0]

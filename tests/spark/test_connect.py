@@ -27,24 +27,24 @@ from pyspark.sql import SparkSession
 
 spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 where, held = json.loads(sys.argv[2]), json.loads(sys.argv[3])
-told = lambda **more: print(json.dumps(more), flush=True)
+report = lambda **more: print(json.dumps(more), flush=True)
 spark.conf.set("spark.connect.session.planCache.enabled", "false")  # so that what holds the moment is the pin
 
 frame = spark.read.format("kvstore").options(**held, prefix="c-", keyType="string", valueType="long").load()
 frame.createOrReplaceTempView("counts")
-told(count=frame.count(), sum=spark.sql("select sum(value) from counts where key < 'c-2'").first()[0])
+report(count=frame.count(), sum=spark.sql("select sum(value) from counts where key < 'c-2'").first()[0])
 sys.stdin.readline()  # something else is written meanwhile
 some = frame.where("value >= 290").select("key").join(frame, "key")
-told(joined=sorted(map(list, some.select("key", "value").collect())))
+report(joined=sorted(map(list, some.select("key", "value").collect())))
 one = spark.read.format("kvstore").options(**where, keys='["c-3"]', valueType="long").load()
-told(keys=[row.value for row in one.collect()])
+report(keys=[row.value for row in one.collect()])
 rows = spark.createDataFrame([(b"w-1", b"a"), (b"w-2", None)], "key binary, value binary")
 rows.write.format("kvstore").options(**where, onNull="delete").mode("append").save()
 try:
     spark.read.format("kvstore").options(**where, bogus="1").load().count()
 except Exception as error:
-    told(error=str(error))
-told(session=type(spark).__module__, kvstore="kvstore" in sys.modules)
+    report(error=str(error))
+report(session=type(spark).__module__, kvstore="kvstore" in sys.modules)
 """
 
 
@@ -55,7 +55,7 @@ def cluster(shared_cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def remote(spark: SparkSession) -> Iterator[str]:
-    """The URL of Connect's server in the JVM that the other tests use, too."""
+    """The URL of Connect's server in the JVM that the other tests share."""
     spark_context: Any = spark.sparkContext
     package = spark_context._jvm.org.apache.spark.sql.connect.service
     package.SparkConnectService.start(spark_context._jsc.sc())

@@ -1,5 +1,5 @@
-"""Executors that die, tasks that run twice and attempts that wake up late, on a Spark of several machines: rows are the
-same, and a snapshot is what it was."""
+"""Executors that die, tasks that run twice and late attempts, on a Spark of several machines: rows are the same, and a
+snapshot is unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPECULATIVE = {
     "spark.ui.port": "0",
 }
 SLOW_BYTES_PER_S = 64 << 10
-"""Of two tasks, each of which is met in its middle, though this process may stand still for seconds."""
+"""For two tasks, each of which must be found in its middle, though this process may be delayed by seconds."""
 SPLIT_BYTES = 32 << 10
 ROWS = 2000
 
@@ -62,7 +62,7 @@ def stored(cluster: Cluster) -> dict[bytes, bytes]:
 
 @contextmanager
 def copied(spark: SparkSession) -> Iterator[None]:
-    """Fails unless Spark has started a copy of a task meanwhile, and counted the copy."""
+    """Fail unless Spark has started a copy of a task meanwhile, and used the copy."""
     before = won_by_copies(spark)
     yield
     wait_until_blocking(lambda: won_by_copies(spark) - before, what="a copy that was first")
@@ -91,7 +91,7 @@ def test_a_read_outlives_an_executor(
 
 
 def stop_a_task(spark: SparkSession, stopped: list[psutil.Process]) -> None:
-    """Stop an executor that is in the middle of a piece, with its Python processes."""
+    """Stop an executor that is in the middle of a part, with its Python processes."""
     daemon = next(each for each in _daemons() if each.children())
     executor = daemon.parent()
     assert executor is not None
@@ -101,7 +101,7 @@ def stop_a_task(spark: SparkSession, stopped: list[psutil.Process]) -> None:
 
 
 def _daemons() -> Iterator[psutil.Process]:
-    """Of all executors on this machine that are ours: what makes their workers."""
+    """Return the process that creates the workers, of all our executors on this machine."""
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             parent = each.parent()
@@ -153,8 +153,8 @@ def test_a_snapshot_outlives_an_executor(
 
 
 def load(spark: SparkSession, cluster: Cluster, prefix: str, marker: Path, happens: Happening, **options: str) -> None:
-    """`ROWS` rows of a KiB in four tasks. Something happens in the last batches of one, when the others were written:
-    Spark passes on what fills its buffers."""
+    """Load `ROWS` rows of a KiB in four tasks. An event happens in the last batches of one, when the others were
+    written: Spark passes on full buffers."""
     rows = spark.range(0, ROWS, 1, 4).selectExpr(
         f"concat('{prefix}', id) as key", "concat(repeat('x', 1024), id) as value"
     )
@@ -164,7 +164,7 @@ def load(spark: SparkSession, cluster: Cluster, prefix: str, marker: Path, happe
 
 
 def versions(cluster: Cluster, prefix: str) -> list[bool]:
-    """Of each row, whether it was written once. All are there, each with its own value."""
+    """Return for each row whether it was written once. All rows exist, each with its own value."""
     with Client(cluster.url + "?timeout=20s") as client:
         found = dict(client.scan(prefix=prefix.encode()))
     expected = {f"{prefix}{number}".encode(): b"x" * 1024 + b"%d" % number for number in range(ROWS)}

@@ -1,8 +1,7 @@
-"""One data frame, used again and again: each action counts what its own conditions keep, whatever was asked before.
+"""One data frame, used repeatedly: each action counts the rows of its own conditions, independent of earlier actions.
 
-Spark up to 4.3.0 keeps what a source made of the conditions of one scan for all later scans of the data frame, so our
-source takes none from it (docs/reference/spark.md). Checked with the pushing of filters turned on, which is the
-dangerous way.
+Spark up to 4.3.0 keeps the filters that a source took for one scan for all later scans of the data frame, so our
+source takes none (docs/reference/spark.md). Checked with filter pushdown enabled, which is the dangerous setting.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def test_a_cached_frame_and_its_source_agree(frame: DataFrame) -> None:
 
 
 def test_a_plan_that_is_made_again_while_it_runs_reads_the_same(spark: SparkSession, frame: DataFrame) -> None:
-    """Adaptive execution plans a join anew when it knows the sizes."""
+    """Adaptive execution plans a join again when it knows the sizes."""
     spark.conf.set("spark.sql.adaptive.enabled", "true")
     few = frame.where(CONDITIONS[2][0]).select("key").distinct()
     for _ in range(2):
@@ -131,15 +130,16 @@ def test_one_partition_is_read_alone(spark: SparkSession, cluster: Cluster, fram
 def test_a_partition_that_is_not_there_is_an_error_and_not_a_count_of_zero(
     spark: SparkSession, cluster: Cluster
 ) -> None:
-    with pytest.raises(Exception, match="ConfigError: partition: there is no 'p77'; there are p1, p2, p3"):
+    with pytest.raises(Exception, match="ConfigError: partition: no 'p77'; expected one of p1, p2, p3"):
         read(spark, cluster, partition="p77").count()
 
 
 def test_spark_keeps_the_filters_of_one_scan_for_the_next(spark: SparkSession) -> None:
-    """A source that takes them as Spark's own documents say, without a store: a later action on its frame misses rows.
+    """A source that takes filters as Spark's own documents describe, without a store: a later action on its frame
+    misses rows.
 
-    Once this fails Spark has mended it. Then `PinnedReader` can have `pushFilters`, on by default, for that Spark and
-    later ones: docs/how-to/read-with-spark.md says so.
+    If this fails Spark has fixed it. Then `PinnedReader` can have `pushFilters`, on by default, for that Spark and
+    later ones: docs/how-to/read-with-spark.md describes it.
     """
     from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, InputPartition
 

@@ -1,4 +1,4 @@
-"""What a test that waits in vain leaves to the tests behind it."""
+"""A test that waits in vain leaves a usable JVM to the tests after it."""
 
 from __future__ import annotations
 

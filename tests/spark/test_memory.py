@@ -1,5 +1,5 @@
-"""What a job holds in memory does not grow with the store: one of 256 MiB, in values of the largest size, passes
-through every process piece by piece."""
+"""The memory of a job does not grow with the store: a job of 256 MiB, in values of the largest size, passes through
+every process in parts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kvstore.spark.snapshots import verify
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.restore import restore
+from kvstore.spark.snapshots.spark_tables import SparkTables
 from tests.cluster.harness import Cluster
 from tests.spark.conftest import SETTINGS, stop_spark
 from tests.spark.jobs import read
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 MIB = 1 << 20
 VALUES = 256
-"""Of a MiB each, all in one partition, and so in one task: sixteen times what a page, a batch or a group holds."""
+"""Of a MiB each, all in one partition, and so in one task: sixteen times the size of a page, a batch or a group."""
 SPLIT_BYTES = 1 << 32
 HEAP_BYTES = 512 * MIB
 """spark.driver.memory of these tests."""
 JVM_BYTES = 768 * MIB
-"""What a JVM with Arrow needs beside its heap."""
+"""The need of a JVM with Arrow besides its heap."""
 WORKER_BYTES = 192 * MIB
-"""What a worker needs beside its data: Python with pyspark, pyarrow and gRPC has some 150 MiB."""
+"""The need of a worker besides its data: Python with pyspark, pyarrow and gRPC uses about 150 MiB."""
 DATA_BYTES = VALUES * MIB // 2
-"""What a process may hold of the data. It holds less than half of that at every size of the store; one that gathers the
-data holds twice that."""
+"""The limit of the data that a process may hold. It holds less than half of that at every size of the store; a process
+that collects the data holds twice that."""
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """With Python processes of its own: those of other files keep what they once had."""
+    """With its own Python processes: those of other files keep the memory they once used."""
     stop_spark()
     session = open_session("memory", master="local[2,3]", settings=SETTINGS)
     session.sparkContext.setLogLevel("OFF")
@@ -71,16 +71,16 @@ class Peaks:
     """In bytes, the largest process of each kind."""
 
     driver: int
-    """Beyond what it held before."""
+    """In addition to its use before."""
     jvm: int
     worker: int
     server: int
-    """Beyond what it held before."""
+    """In addition to its use before."""
 
 
 @contextmanager
 def measured(cluster: Cluster) -> Iterator[list[Peaks]]:
-    """The peaks of what happens meanwhile."""
+    """The peaks during the block."""
     servers = [cluster.pid(node) for node in cluster.ids]
     before = {pid: _reset(pid) for pid in (*servers, *_family())}
     found: list[Peaks] = []
@@ -102,14 +102,14 @@ def _family() -> list[int]:
 
 
 def _reset(pid: int) -> int:
-    """From now on the process' peak is what it holds now, and that is the answer."""
+    """Reset the process' peak to its present use, and return that."""
     with suppress(OSError):  # it has ended
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _peak(pid)
 
 
 def _peak(pid: int) -> int:
-    """0 for a process that has ended."""
+    """Return 0 for a process that has ended."""
     found = re.search(r"VmHWM:\s*(\d+) kB", _read(pid, "status"))
     return int(found[1]) << 10 if found else 0
 
@@ -122,15 +122,15 @@ def _read(pid: int, name: str) -> str:
 
 
 def assert_bounded(peaks: Peaks) -> None:
-    told = {name: round(size / MIB) for name, size in asdict(peaks).items()}
-    assert peaks.driver < 32 * MIB, told
-    assert peaks.jvm < HEAP_BYTES + JVM_BYTES, told
-    assert WORKER_BYTES / 2 < peaks.worker < WORKER_BYTES + DATA_BYTES, told
-    assert peaks.server < DATA_BYTES, told
+    sizes = {name: round(size / MIB) for name, size in asdict(peaks).items()}
+    assert peaks.driver < 32 * MIB, sizes
+    assert peaks.jvm < HEAP_BYTES + JVM_BYTES, sizes
+    assert WORKER_BYTES / 2 < peaks.worker < WORKER_BYTES + DATA_BYTES, sizes
+    assert peaks.server < DATA_BYTES, sizes
 
 
 def test_a_read_holds_some_pages(spark: SparkSession, cluster: Cluster) -> None:
-    """The first of these tests: workers keep what they once had."""
+    """The first of these tests: workers keep the memory they once used."""
     with measured(cluster) as peaks:
         frame = read(spark, cluster, splitBytes="4GiB")
         assert frame.agg(F.sum(F.length("value"))).collect()[0][0] == VALUES * MIB

@@ -1,4 +1,4 @@
-"""A stream's offsets: what has been read of each partition, also of those that come and go."""
+"""The offsets of a stream: the read position of each partition, including those that join and leave."""
 
 import json
 
@@ -78,11 +78,11 @@ def test_a_partition_whose_log_is_gone_must_have_been_read_to_its_end() -> None:
 
 
 GONE = PartitionFeed("p8", 0, 0, True, (), "", True)
-"""Servers know that it has been there, and nothing more."""
+"""Servers know only that it has existed."""
 
 
 def test_a_partition_that_joined_and_left_between_reads_is_included() -> None:
-    """Its changes were in no micro-batch, and no error told so."""
+    """Its changes were in no micro-batch, and no error reported it."""
     with pytest.raises(PositionTrimmed, match="p8: changes after 0 were trimmed; its log is gone"):
         check_readable({"p1": 9, "p2": {"ended": 7}}, [*FEEDS, GONE])
     with pytest.raises(PositionTrimmed, match="p8: changes after 6 were trimmed; its log is gone"):
@@ -140,11 +140,11 @@ def test_an_offset_of_another_cluster_is_refused_everywhere() -> None:
             with pytest.raises(ConfigError, match=r"position belongs to cluster c2, this one is c1; .* with another"):
                 check(theirs, OURS)
     check_readable({"@cluster": "c1", "p1": 6}, OURS)
-    check_readable({"@cluster": "c2", "p1": 6}, FEEDS)  # servers that do not tell
+    check_readable({"@cluster": "c2", "p1": 6}, FEEDS)  # servers that do not report it
 
 
 def test_a_position_behind_the_end_of_its_log_is_another_clusters() -> None:
-    """So are told those that do not say whose they are. A log that is just closing may be seen shorter than it is."""
+    """So are offsets that do not name their cluster. A log that is just closing may appear shorter than it is."""
     check_readable({"p1": 20, "p2": 8}, FEEDS)
     with pytest.raises(
         ConfigError, match="position of partition p1 is 21, but its log ends at 20, so the position belongs to another"
@@ -154,7 +154,7 @@ def test_a_position_behind_the_end_of_its_log_is_another_clusters() -> None:
 
 def test_a_micro_batch_of_an_earlier_run_is_checked_too() -> None:
     check_batch({"p1": 5}, {"p1": 20, "p2": {"ended": 7}}, FEEDS)
-    check_batch({"p1": 5, "p9": 3}, {"p1": 20, "p9": {"ended": 3}}, FEEDS)  # of p9 nothing is to be read
+    check_batch({"p1": 5, "p9": 3}, {"p1": 20, "p9": {"ended": 3}}, FEEDS)  # p9 has nothing to read
     with pytest.raises(ConfigError, match="its log ends at 20"):
         check_batch({"p1": 5}, {"p1": 21}, FEEDS)
     with pytest.raises(PositionTrimmed, match=r"changes after 4 were trimmed"):

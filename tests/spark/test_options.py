@@ -1,4 +1,4 @@
-"""Options are checked before anything happens; a fault names the option, what was wanted and what came."""
+"""Options are checked before anything happens; an error names the option, the expected form and the given value."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pins are renewed while they are used, also by jobs whose tasks are short, and not more often than they need it."""
+"""Pins are renewed while they are used, also by jobs whose tasks are short, and not more often than necessary."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ TTL_S = 0.2
 
 
 class Renewals:
-    """Stands for the servers."""
+    """Replaces the servers."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.ids: list[str] = []
@@ -61,7 +61,7 @@ def test_a_short_task_renews_only_a_pin_that_is_due(renewals: Renewals) -> None:
 
 @pytest.mark.parametrize("error", [NoSuchPin("gone"), Unavailable("away")])
 def test_a_pin_that_cannot_be_renewed_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Whether it is lost shows where it is read."""
+    """A lost pin is reported where it is read."""
     found = Renewals(error)
     monkeypatch.setattr(pins, "renew_pin", found)
     with kept_alive(CONFIG, "b", TTL_S, pinned_at=time.time()):
@@ -75,7 +75,7 @@ def test_a_clock_that_is_set_back_delays_no_renewal(renewals: Renewals) -> None:
 
 
 def test_a_pin_that_some_servers_may_hold_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else knows its name: it stayed for its whole time, one of 32."""
+    """Its name is unknown to others: it remained for its full time, as one of 32."""
     taken: set[str] = set()
 
     def pin_store(_: ClientConfig, *, id: str, **__: object) -> None:
@@ -89,15 +89,15 @@ def test_a_pin_that_some_servers_may_hold_is_released(monkeypatch: pytest.Monkey
     assert taken == set()
 
 
-@pytest.mark.parametrize(("ttl_s", "told"), [(7200, "7200s"), (5, "10s")])
+@pytest.mark.parametrize(("ttl_s", "expected"), [(7200, "7200s"), (5, "10s")])
 def test_a_process_that_shares_a_pin_renews_it_as_long_as_its_holder(
-    monkeypatch: pytest.MonkeyPatch, renewals: Renewals, ttl_s: float, told: str
+    monkeypatch: pytest.MonkeyPatch, renewals: Renewals, ttl_s: float, expected: str
 ) -> None:
-    """For ten minutes only, after which it was gone while it was held."""
+    """For ten minutes only; after that it expired while it was held."""
     store = PinnedStore("a", 1, 1, ())
     monkeypatch.setattr(pins, "find", lambda _: CONFIG)
     monkeypatch.setattr(pins, "pin_store", lambda *_, **__: store)
     monkeypatch.setattr(pins, "unpin", lambda *_, **__: [])
     with pins.hold({"servers": "127.0.0.1:1"}, ttl_s=ttl_s) as held:
-        assert held.options["pinTtl"] == told
+        assert held.options["pinTtl"] == expected
         assert read_options(held.options, ("key",)).pin_ttl_s == max(10.0, ttl_s)

@@ -1,4 +1,4 @@
-"""`spark.read.format("kvstore")` with a real Spark and a real cluster: one moment of the store, whatever happens."""
+"""`spark.read.format("kvstore")` with a real Spark and a real cluster: one state of the store, whatever happens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 SMALL = {"pageBytes": "4096", "splitBytes": "64KiB"}
-"""Many pages and pieces of little data."""
+"""Many pages and parts of little data."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_several_data_frames_can_see_one_moment(spark: SparkSession, cluster: Cl
             10
         ] * 2
         assert pin.store.id in {each.id for each in list_pins(cluster.url)}
-    # Replicas that follow keep it until its record reaches them; by itself it would end after 600 s.
+    # Followers keep it until the record reaches them; by itself it would end after 600 s.
     cluster.wait_until(lambda: pin.store.id not in {each.id for each in list_pins(cluster.url)}, "it is given back")
 
 
@@ -132,8 +132,8 @@ def test_typed_columns_work_in_joins_views_and_caches(
 
 
 def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, client: Client) -> None:
-    """The values are deleted at the end, because splits have equal numbers of bytes: 3 MiB beside 300 KB of `stored`
-    give each later job of this file 350 tasks instead of 8."""
+    """The values are deleted at the end, because splits have equal numbers of bytes: 3 MiB beside the 300 KB of
+    `stored` would give each later job of this file 350 tasks instead of 8."""
     values = {b"mib-%d" % number: bytes([number]) * (1 << 20) for number in range(3)}
     for key, value in values.items():
         client.put(key, value)
@@ -170,8 +170,8 @@ def test_a_moment_that_is_not_kept_any_more_is_an_error(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for reading; there are servers"),
-        ({"columns": "kind"}, "ConfigError: columns: there is no column 'kind'"),
+        ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for reading; expected one of servers"),
+        ({"columns": "kind"}, "ConfigError: columns: no column 'kind'"),
         ({"pin": "x"}, "ConfigError: pin: expected the option `pin`"),
         ({"dataDir": "/nowhere"}, "ConfigError: dataDir: no cluster at /nowhere/cluster.json"),
         ({"tlsCa": "/nowhere"}, "ConfigError: tlsCa, tlsCert, tlsKey: /nowhere: No such file or directory"),
@@ -181,7 +181,7 @@ def test_a_moment_that_is_not_kept_any_more_is_an_error(
 def test_an_error_is_reported_in_one_line(
     spark: SparkSession, cluster: Cluster, options: dict[str, str], reason: str
 ) -> None:
-    """One for each place that may refuse; all that options may have wrong is in test_options.py."""
+    """One error for each place that may refuse; all wrong options are in test_options.py."""
     with pytest.raises(Exception, match="PYTHON_DATA_SOURCE_ERROR") as raised:
         read(spark, cluster, **options).count()
     assert [line for line in str(raised.value).splitlines() if reason in line] != []
@@ -190,7 +190,7 @@ def test_an_error_is_reported_in_one_line(
 def test_a_partition_may_join_during_a_job(
     spark: SparkSession, cluster: Cluster, client: Client, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
-    frame = read(spark, cluster, prefix="s-", pinTtl="10m", **SMALL)  # no task may run meanwhile, to renew it
+    frame = read(spark, cluster, prefix="s-", pinTtl="10m", **SMALL)  # no task may run meanwhile, which would renew it
     joins = command(cluster, "ring", "add", "p9", "--wait")
     assert pairs(interrupted(frame, tmp_path / "joined", joins)) == sorted(stored.items())
     assert "p9" in {row.partition for row in read(spark, cluster, prefix="s-").select("partition").distinct().collect()}

@@ -1,4 +1,4 @@
-"""The rules about operations at Spark's data source: its part of the table that docs/reference/rules.md shows."""
+"""The rules about operations in Spark's data source: its part of the table in docs/reference/rules.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark gets the Java and the Python that we mean, whatever stands on PATH."""
+"""Spark gets the intended Java and Python, whatever is on PATH."""
 
 import os
 import subprocess
@@ -64,11 +64,11 @@ except Exception as error:
 
 @pytest.mark.parametrize("niceness", ["0", "5"])
 def test_the_jvm_is_no_fork_of_this_process_and_hears_no_ctrl_c(niceness: str, tmp_path: Path) -> None:
-    """What runs in a fork of a process that has used gRPC may be ended by its handlers. A Java that tells its session
-    and ends shows that as well as one that goes on."""
-    home, told = java_home(tmp_path / "java", modules="java.base jdk.incubator.vector"), tmp_path / "session"
-    (home / "bin" / "java").write_text(f"#!/bin/sh\ncut -d ' ' -f 6 /proc/$$/stat > {told}\nexit 1\n")
-    command = [sys.executable, "-c", FORKS, niceness, str(told)]
+    """Code in a fork of a process that has used gRPC may be ended by its handlers. A Java that tells its session and
+    ends shows this as well as one that continues."""
+    home, note = java_home(tmp_path / "java", modules="java.base jdk.incubator.vector"), tmp_path / "session"
+    (home / "bin" / "java").write_text(f"#!/bin/sh\ncut -d ' ' -f 6 /proc/$$/stat > {note}\nexit 1\n")
+    command = [sys.executable, "-c", FORKS, niceness, str(note)]
     environ = {**os.environ, "KVSTORE_JAVA": str(home)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=400, start_new_session=True)
     assert done.stdout.split() == ["True", "True", "0"], done.stderr

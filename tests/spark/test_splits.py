@@ -1,4 +1,4 @@
-"""A plan names every wanted row once, and asks only where such rows can be."""
+"""A plan names every wanted row once, and reads only where such rows can be."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ STORE = PinnedStore(
 
 
 def readers_of(key: bytes, work: list[splits.Work]) -> list[str]:
-    """The partitions of the pieces in which the key would be found."""
+    """The partitions of the parts in which the key would be found."""
     owners = {each.partition: each.spans for each in STORE.partitions}
     return [
         piece.split.partition
@@ -77,7 +77,7 @@ def test_every_wanted_key_is_read_once_and_nothing_else_is(wanted: ReadRequest, 
 
 @given(st.binary(min_size=1, max_size=8), st.binary(max_size=8))
 def test_a_key_in_a_range_of_one_tag_is_searched_at_its_token(start: bytes, more: bytes) -> None:
-    """Whatever braces stand in a prefix: the keys that begin with it are where the plan looks."""
+    """Braces in a prefix have no effect: the plan reads where the keys with this prefix are."""
     for prefix in (start, b"{" + start + b"}", start + b"{}" + b"{a}"):
         work = plan(STORE, ReadRequest(prefix_range(prefix)))
         assert len(readers_of(prefix + more, work)) == 1

@@ -31,7 +31,7 @@ SMALL_LEDGERS = [
     Setting("log.check_every_s", 0.1),
 ]
 QUERY_S = 120
-"""A run takes seconds. A call to the JVM that is not answered keeps others from it."""
+"""A run takes seconds. An unanswered call to the JVM blocks others."""
 Change = tuple[str, bytes, bytes | None, int]
 """Partition, key, value, version."""
 
@@ -43,7 +43,7 @@ def client(cluster: Cluster) -> Iterator[Client]:
 
 
 class Query:
-    """Runs of one streaming query; each ends when it has read what was there when it began."""
+    """Runs of one streaming query; each ends when it has read the changes that existed when it began."""
 
     def __init__(self, spark: SparkSession, cluster: Cluster, directory: Path, **options: Any) -> None:
         self._spark, self._checkpoint = spark, str(directory / "checkpoint")
@@ -75,7 +75,7 @@ class Query:
 
 
 def logged(cluster: Cluster, after: dict[str, int]) -> list[Change]:
-    """What the logs of all partitions say, read without Spark."""
+    """The contents of the logs of all partitions, read without Spark."""
     found: list[Change] = []
     with FeedReader(cluster.url) as feed:
         for each in feed.positions():
@@ -96,7 +96,7 @@ def in_order(changes: list[Change]) -> list[Change]:
 
 @pytest.fixture(scope="module")
 def query(spark: SparkSession, cluster: Cluster, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Query:
-    """It begins with what the first test finds in the logs."""
+    """It begins with the changes that the first test finds in the logs."""
     fill(client, "q-", 500)
     client.delete(b"q-7")
     client.put(b"q-8", b"again")
@@ -193,21 +193,21 @@ def test_the_example_counts_the_stored_rows(spark: SparkSession, cluster: Cluste
 def test_an_error_is_reported_in_one_line(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, options: dict[str, str], reason: str
 ) -> None:
-    """One for each place that may refuse; all that options may have wrong is in test_options.py."""
+    """One error for each place that may refuse; all wrong options are in test_options.py."""
     with pytest.raises(Exception, match="PYTHON_") as raised:
         Query(spark, cluster, tmp_path, **options).run()
     assert reason in [line for line in str(raised.value).splitlines() if "Error: " in line][-1]
 
 
 def keep_little(cluster: Cluster) -> None:
-    """From now on logs are held by nobody and kept no longer than they are needed, in ledgers of a few entries."""
+    """From now on no query holds logs, and they are kept no longer than needed, in ledgers of a few entries."""
     with FeedReader(cluster.url) as feed:
         at = {each.partition: each.latest for each in feed.positions()}
         for each in {pin.id for pin in list_pins(cluster.url)}:
             if each.startswith("feed-"):
                 feed.hold(each.removeprefix("feed-").rpartition("@")[0], at, 0)
             else:
-                unpin(cluster.url, each)  # another test's; it would hold the log, too
+                unpin(cluster.url, each)  # another test's query; it would hold the log, too
     for node in cluster.file.nodes:
         config = Path(node.config)
         text = config.read_text()
@@ -223,7 +223,7 @@ def keep_little(cluster: Cluster) -> None:
 def test_a_trimmed_offset_is_an_error_with_a_remedy(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
-    """Ledgers of a few entries, kept no longer than they are needed, and no query that holds them."""
+    """Ledgers of a few entries, kept no longer than needed, and no query that holds them."""
     query = Query(spark, cluster, tmp_path, startingPosition="latest")
     client.put(b"before", b"1")
     query.run()
@@ -246,7 +246,7 @@ def test_a_trimmed_offset_is_an_error_with_a_remedy(
 def test_a_partition_that_joins_and_leaves_during_downtime_is_included(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
-    """Nothing of its log is left but its name; who begins after that has missed nothing."""
+    """Only the name of its log remains; a query that begins after that has missed nothing."""
     query = Query(spark, cluster, tmp_path / "down", startingPosition="latest")
     client.put(b"before", b"1")
     query.run()

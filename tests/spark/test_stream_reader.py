@@ -1,4 +1,4 @@
-"""From where to where a stream reads: batch after batch each change once, at both ends, without Spark or a cluster."""
+"""The bounds of a stream's reads: in each batch each change once, at both ends, without Spark or a cluster."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.spark.feeds import CONFIG, OpenedFeed
 
 PAGE_ROWS = 3
 Log = dict[str, list[int]]
-"""The sequences of each partition's changes; between them may be others, of which a feed tells nothing."""
+"""The sequences of each partition's changes; between them can be others that a feed does not return."""
 LOG: Log = {"p1": [1, 2, 3, 4, 5, 6, 7, 20, 21, 22, 40], "p2": [9], "p3": []}
 
 
 class Feed(OpenedFeed):
-    """Stands for the servers: pages of a few changes each."""
+    """Replaces the servers: pages of a few changes each."""
 
     log: ClassVar[Log] = {}
     cluster: ClassVar[str] = "c1"
@@ -82,7 +82,7 @@ def reader(**options: str) -> ChangeReader:
 
 
 def rows(found: ChangeReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[str, int]]:
-    """Partition and sequence of what the tasks of a micro-batch read."""
+    """Partition and sequence of the changes that the tasks of a micro-batch read."""
     return [
         (row["partition"], row["version"])
         for task in found.partitions(start, end)
@@ -96,7 +96,7 @@ def every(log: Log) -> list[tuple[str, int]]:
 
 
 def read_all(found: ChangeReader, limit: ReadLimit) -> list[list[tuple[str, int]]]:
-    """Micro-batch by micro-batch, until there is no more."""
+    """Read micro-batch by micro-batch, until there is none."""
     start, batches = found.initialOffset(), []
     while (end := found.latestOffset(start, limit)) != start:
         batches.append(rows(found, start, end))
@@ -147,13 +147,13 @@ def test_an_available_now_query_ends_at_the_log_ends_of_its_start() -> None:
 def test_a_query_does_not_end_early_because_a_replica_is_behind(
     monkeypatch: pytest.MonkeyPatch, limit: ReadLimit
 ) -> None:
-    """Spark ends an AvailableNow at the first micro-batch that would hold nothing."""
+    """Spark ends an AvailableNow query at the first empty micro-batch."""
     found = reader(startingPosition="earliest")
     found.prepareForTriggerAvailableNow()
     seen = Feed.changes
 
     def behind(feed: Feed, partition: str, after: int, **asked: Any) -> feed_pb2.ChangesResponse:
-        """Two looks of three are at a replica that has nothing behind the place, however long it waits."""
+        """Two reads of three reach a replica that has nothing after the position, however long it waits."""
         Feed.looks += 1
         return feed_pb2.ChangesResponse(next=after) if Feed.looks % 3 else seen(feed, partition, after, **asked)
 
@@ -164,7 +164,7 @@ def test_a_query_does_not_end_early_because_a_replica_is_behind(
 
 
 def test_logs_are_held_from_the_micro_batch_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query that dies reads its last one again."""
+    """A query that dies reads its last micro-batch again."""
     monkeypatch.setattr(stream, "HOLD_SHARES", 1e12)  # at every micro-batch
     read_all(reader(startingPosition="earliest"), ReadMaxRows(4))
     starts = [each["p1"] for each in Feed.held]
@@ -174,14 +174,14 @@ def test_logs_are_held_from_the_micro_batch_before(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_next_run_of_a_query_moves_the_hold_of_the_one_before() -> None:
-    """Else each run leaves one more, and there may be only so many: then nobody's logs are held."""
+    """Otherwise each run leaves one more hold, and their number is limited: then no logs can be held."""
     first = reader(startingPosition="earliest")
     end = first.latestOffset(first.initialOffset(), ReadMaxRows(4))
     again = json.loads(json.dumps(first.latestOffset(end, ReadMaxRows(4))))
     reader(startingPosition="earliest").latestOffset(again, ReadMaxRows(4))
     first_name, second_name = Feed.names
     assert first_name == second_name == again["@hold"]
-    other = reader(startingPosition=json.dumps(again))  # another query, which begins where that one stands
+    other = reader(startingPosition=json.dumps(again))  # another query, which begins at the position of the first
     other.latestOffset(other.initialOffset(), ReadMaxRows(4))
     given = reader(holdName="given")
     assert "@hold" not in given.latestOffset({"p1": 0, "p2": 0, "p3": 0}, ReadMaxRows(4))
@@ -190,7 +190,7 @@ def test_the_next_run_of_a_query_moves_the_hold_of_the_one_before() -> None:
 
 
 def test_a_refused_hold_is_not_requested_in_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would wait for all of its time."""
+    """Each would wait for its full time."""
     asked: list[str] = []
 
     def refused(_: Feed, name: str, *__: Any) -> int:
@@ -210,7 +210,7 @@ def test_a_range_without_keys_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
-    """Also by a run that begins with the micro-batch in which the one before died: Spark asks for nothing else then."""
+    """Also in a run that begins with the micro-batch in which the previous one died: Spark requests no other."""
     found = reader(startingPosition="earliest")
     start = found.initialOffset()
     end = found.latestOffset(start, ReadMaxRows(6))
@@ -248,4 +248,4 @@ def test_a_query_down_for_too_long_gets_a_one_line_remedy(feed: type[Feed]) -> N
         assert len(line) == 1
         assert line[0].startswith("kvstore.errors.PositionTrimmed: partition p1: changes after 2 were trimmed; ")
         assert "start a new query with another checkpointLocation" in line[0]
-    assert reader().partitions({"p1": 5, "p2": 0}, {"p1": 9, "p2": 0})  # of p2 nothing is wanted
+    assert reader().partitions({"p1": 5, "p2": 0}, {"p1": 9, "p2": 0})  # nothing of p2 is wanted

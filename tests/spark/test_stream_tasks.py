@@ -1,4 +1,4 @@
-"""What the tasks of a micro-batch read, and what is sent to them."""
+"""The reads of the tasks of a micro-batch, and the objects sent to them."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, cli
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for writing; there are servers"),
+        ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for writing; expected one of servers"),
         ({"valueColumn": "v"}, "ConfigError: expected a column 'v' of binary or string"),
         ({"dataDir": "/nowhere"}, "ConfigError: dataDir: no cluster at /nowhere/cluster.json; start one"),
         ({"dataDir": "", "servers": "127.0.0.1:1", "timeout": "1s"}, "Unavailable: no server of the cluster answers"),
@@ -137,7 +137,7 @@ def test_a_row_that_the_store_would_not_take_is_named(spark: SparkSession, clust
 
 
 def test_a_load_outlives_the_leader(spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path) -> None:
-    """Killed when the load is under way: the partition's new leader takes the rest."""
+    """Killed during the load: the partition's new leader accepts the rest."""
     victim = leader_of(cluster, "p1")
     frame = numbered(spark, "led-", 8000).coalesce(1)
     try:

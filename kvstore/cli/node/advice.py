@@ -87,7 +87,7 @@ def _of_doors(config: NodeConfig) -> Iterator[Fault]:
         yield Fault("advertise", f"{config.advertise} is loopback, so other machines would connect to themselves")
     for name, address in config.listeners().items():
         if address.endswith(":0"):
-            yield Fault(name, "port 0 changes with each start, so nobody finds it")
+            yield Fault(name, "port 0 changes with each start, so clients cannot find it")
 
 
 def _of_metadata(config: NodeConfig) -> Iterator[Fault]:
@@ -141,7 +141,7 @@ def _of_partitions(config: NodeConfig) -> Iterator[Fault]:
     if not partition.lease_ms:
         yield Fault("partition.lease_ms", "every read waits for an append")
     if not partition.expiry_sweep_s:
-        yield Fault("partition.expiry_sweep_s", "expired keys that nobody reads are never removed")
+        yield Fault("partition.expiry_sweep_s", "expired keys that are not read are never removed")
     if partition.write_buffer_bytes > partition.memory_bytes // 2:
         yield Fault("partition.write_buffer_bytes", "more than half of memory_bytes, above which all are flushed")
 

@@ -120,8 +120,8 @@ def _drawn(box: Box, row: int, left: float, width: float, unit: str, whole: int)
     shown = escape(box.name if len(box.name) <= letters else f"{box.name[: letters - 1]}…") if letters >= 3 else ""
     label = f'<text x="{left + 3:.1f}" y="{top + 12}">{shown}</text>' if shown else ""
     size = f'x="{left:.1f}" y="{top}" width="{max(width - 0.5, 0.3):.1f}" height="{ROW - 1}"'
-    told = f"{name}: {box.weight:,} {unit}, {share:.1f} %"
-    return f'<g><title>{told}</title><rect {size} fill="{_colour(box.name)}"/>{label}</g>'
+    label_text = f"{name}: {box.weight:,} {unit}, {share:.1f} %"
+    return f'<g><title>{label_text}</title><rect {size} fill="{_colour(box.name)}"/>{label}</g>'
 
 
 def _colour(name: str) -> str:

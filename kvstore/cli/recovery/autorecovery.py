@@ -11,7 +11,7 @@ import typer
 
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
-from kvstore.cli.recovery.standing import run
+from kvstore.cli.recovery.standalone import run
 from kvstore.errors import Corrupted, NoSuchLedger
 from kvstore.meta.auditor_votes import auditor_or_none
 from kvstore.meta.ledgers import LedgerStore
@@ -57,7 +57,7 @@ def status(
         }
 
     found = with_tools(data_dir, zookeeper, work, server)
-    print(as_json(found) if json else _for_people(found))
+    print(as_json(found) if json else _as_text(found))
     raise typer.Exit(1 if lacks_copies(found) else 0)
 
 
@@ -90,7 +90,7 @@ def list_marks(
     if json:
         print(as_json(rows))
     elif rows:
-        print(as_table([_row_for_people(row) for row in rows]))
+        print(as_table([_as_text_row(row) for row in rows]))
     else:
         print("no ledger is marked")
     if are_more:
@@ -178,7 +178,7 @@ def lacks_copies(found: dict[str, Any]) -> bool:
     return bool(found["away"] or found["marked_ledgers"] or found["ledgers_unreadable"])
 
 
-def _for_people(found: dict[str, Any]) -> str:
+def _as_text(found: dict[str, Any]) -> str:
     shown = {name: value for name, value in found.items() if name != "away"}
     for name in [name for name in shown if name.endswith("_ms")]:
         shown[name.removesuffix("_ms")] = _moment(shown.pop(name))
@@ -191,7 +191,7 @@ def _for_people(found: dict[str, Any]) -> str:
     )
 
 
-def _row_for_people(row: dict[str, Any]) -> dict[str, Any]:
+def _as_text_row(row: dict[str, Any]) -> dict[str, Any]:
     return {
         ("marked" if name == "marked_ms" else name): _moment(row[name]) if name == "marked_ms" else row[name]
         for name in row

@@ -147,7 +147,7 @@ class ClusterView:
         return f"unknown: the nodes do not report the state of the cluster: {self.why_not}"
 
 
-class Blind:
+class FailedPoll:
     """A poll that learned nothing."""
 
     report = None
@@ -170,9 +170,9 @@ class Blind:
 
 def _show_once(where: Where, *, json: bool) -> int:
     """Print the status once. Return the exit code."""
-    look = ClusterView(where)
-    print(as_json(look.document()) if json else look.text())
-    return look.exit_code
+    view = ClusterView(where)
+    print(as_json(view.document()) if json else view.text())
+    return view.exit_code
 
 
 def _follow(where: Where, interval_s: float, *, json: bool) -> None:
@@ -185,19 +185,19 @@ def _follow(where: Where, interval_s: float, *, json: bool) -> None:
     code = UNKNOWN
     try:
         while True:
-            look: ClusterView | Blind
+            view: ClusterView | FailedPoll
             try:
-                look = ClusterView(where)
+                view = ClusterView(where)
             except (StoreError, OSError) as error:
                 if before is None:
                     raise
-                look = Blind(error)
-            code = look.exit_code
-            seen = what_matters(look.report) if look.report is not None else ("", look.exit_code)
+                view = FailedPoll(error)
+            code = view.exit_code
+            seen = what_matters(view.report) if view.report is not None else ("", view.exit_code)
             if is_screen:
-                print(f"{_CLEAR}{look.text()}", flush=True)
+                print(f"{_CLEAR}{view.text()}", flush=True)
             elif seen != before:
-                line = json_text.dumps(look.document(), default=_shown) if json else look.line()
+                line = json_text.dumps(view.document(), default=_shown) if json else view.line()
                 print(line, flush=True)
             before = seen
             time.sleep(interval_s)

@@ -33,7 +33,9 @@ def cluster_report(where: Where) -> ClusterReport:
     return found
 
 
-def from_store_or_servers(where: Where, work: Callable[[Tools], Awaitable[T]], told: Callable[[ClusterReport], T]) -> T:
+def from_store_or_servers(
+    where: Where, work: Callable[[Tools], Awaitable[T]], from_report: Callable[[ClusterReport], T]
+) -> T:
     """Return what `work` finds in the metadata store, or what servers know while the store is unreachable. In that case
     report the age of that knowledge on standard error. Raises StoreError."""
     data_dir, metadata, server = where
@@ -55,7 +57,7 @@ def from_store_or_servers(where: Where, work: Callable[[Tools], Awaitable[T]], t
         f"{report.ring.age_s:.0f} s ago, and what servers report now",
         file=sys.stderr,
     )
-    return told(report)
+    return from_report(report)
 
 
 def by_servers_or_store(where: Where, ask: Callable[[Any, float], T], work: Callable[[Tools], Awaitable[T]]) -> T:

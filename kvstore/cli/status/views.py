@@ -119,7 +119,7 @@ def partition_document(view: PartitionView) -> dict[str, Any]:
 def bookie_document(bookie: BookieReport) -> dict[str, Any]:
     """Return a bookie as it, its node and its registration report it. Figures that only a server in its process reports
     are None if there is none."""
-    has_disk, is_told = bookie.HasField("disk"), bool(bookie.node)
+    has_disk, has_node = bookie.HasField("disk"), bool(bookie.node)
     return {
         "id": bookie.id,
         "address": bookie.address or None,
@@ -132,11 +132,11 @@ def bookie_document(bookie: BookieReport) -> dict[str, Any]:
         "reserve_bytes": bookie.disk.reserve_bytes if has_disk else None,
         "directories": [_plain(each) for each in bookie.directories],
         "failed_directories": [each.path for each in bookie.directories if each.failure],
-        "stored_ledgers": bookie.ledgers if is_told else None,
-        "limbo_ledgers": bookie.limbo_ledgers if is_told else None,
+        "stored_ledgers": bookie.ledgers if has_node else None,
+        "limbo_ledgers": bookie.limbo_ledgers if has_node else None,
         "lacking_ledgers": bookie.lacking_ledgers,
-        "refused_other_entry": bookie.refused_other_entry if is_told else None,
-        "damaged_records": bookie.damaged_records if is_told else None,
+        "refused_other_entry": bookie.refused_other_entry if has_node else None,
+        "damaged_records": bookie.damaged_records if has_node else None,
     }
 
 
@@ -175,7 +175,7 @@ def _node(node: NodeView) -> dict[str, Any]:
 
 
 def _node_row(node: NodeView, report: ClusterReport, processes: Processes) -> dict[str, Any]:
-    told = node.report if node.HasField("report") else None
+    reported = node.report if node.HasField("report") else None
     behind = [
         replica.behind
         for partition in report.partitions
@@ -185,11 +185,11 @@ def _node_row(node: NodeView, report: ClusterReport, processes: Processes) -> di
     row = {
         "node": node.id,
         "state": _state(node),
-        "version": told.version if told else None,
-        "up": shown_time(told.uptime_s) if told else None,
-        "zone": (told.zone or None) if told else None,
-        "free": _shown_room(told.disk) if told else None,
-        "bookie": told.bookie.state if told and told.HasField("bookie") else None,
+        "version": reported.version if reported else None,
+        "up": shown_time(reported.uptime_s) if reported else None,
+        "zone": (reported.zone or None) if reported else None,
+        "free": _shown_room(reported.disk) if reported else None,
+        "bookie": reported.bookie.state if reported and reported.HasField("bookie") else None,
         "leads": len(node.leads),
         "replicas": len(node.holds),
         "most_behind": max(behind, default=None),
@@ -260,11 +260,11 @@ def _namespaces(report: ClusterReport) -> str:
 
 def _tls(report: ClusterReport) -> str:
     """Describe which nodes use TLS, and how many connections came without it."""
-    told = {each.id: each.report.tls for each in report.nodes if each.report.HasField("tls")}
-    preferred = {id: tls for id, tls in told.items() if tls.mode == "prefer"}
-    without = [each.id for each in report.nodes if each.HasField("report") and each.id not in told]
-    soonest = min(tls.left_s for tls in told.values())
-    parts = [f"required by {', '.join(id for id in told if id not in preferred) or 'no node'}"]
+    reported = {each.id: each.report.tls for each in report.nodes if each.report.HasField("tls")}
+    preferred = {id: tls for id, tls in reported.items() if tls.mode == "prefer"}
+    without = [each.id for each in report.nodes if each.HasField("report") and each.id not in reported]
+    soonest = min(tls.left_s for tls in reported.values())
+    parts = [f"required by {', '.join(id for id in reported if id not in preferred) or 'no node'}"]
     if preferred:
         came = ", ".join(f"{id} ({tls.plain_connections:,} connections without it)" for id, tls in preferred.items())
         parts.append(f"preferred by {came}")

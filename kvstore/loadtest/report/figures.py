@@ -69,8 +69,8 @@ def document(recorder: Recorder, run: Run) -> dict[str, Any]:
         "total": total,
         "operations": operations,
         "errors": [
-            {"door": door, "operation": operation, "error": error, "count": count}
-            for (door, operation, error), count in sorted(recorder.error_counts.items())
+            {"door": endpoint, "operation": operation, "error": error, "count": count}
+            for (endpoint, operation, error), count in sorted(recorder.error_counts.items())
         ],
         "wrong": list(recorder.wrong),
         "timeline": _timeline(recorder, run),
@@ -151,10 +151,10 @@ def whole_seconds(since: float, until: float) -> tuple[int, int]:
     return first, max(int(until), first)
 
 
-def _operation(door: str, operation: str, tally: Tally, counted_s: float) -> dict[str, Any]:
+def _operation(endpoint: str, operation: str, tally: Tally, counted_s: float) -> dict[str, Any]:
     count = tally.responses.get_total_count()
     return {
-        "door": door,
+        "door": endpoint,
         "operation": operation,
         "count": count,
         "per_s": round(count / counted_s, 1),

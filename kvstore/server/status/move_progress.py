@@ -26,7 +26,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[int, float]).decode
 
 
-class MoveProgress:
+class MoveReports:
     """One server's part of the progress."""
 
     def __init__(self, leading: Callable[[], Mapping[PartitionId, Partition]]) -> None:

@@ -28,7 +28,7 @@ from kvstore.server.peer.links import PeerLinks
 from kvstore.server.status.copy_count import CopyCount
 from kvstore.server.status.health_numbers import counts_of, numbers_of
 from kvstore.server.status.latencies import RecentLatencies
-from kvstore.server.status.move_progress import MoveProgress
+from kvstore.server.status.move_progress import MoveReports
 from kvstore.server.status.node_report import Reported, add_troubles, report_of
 from kvstore.server.status.overview import ClusterSurvey, node_of, report_of_cluster, servers_of
 from kvstore.types import BookieId, PartitionId, ServerId
@@ -70,7 +70,7 @@ class SurveyNode(Reported, Protocol):
     @property
     def load_sampler(self) -> LoadSampler: ...
     @property
-    def progress(self) -> MoveProgress: ...
+    def progress(self) -> MoveReports: ...
     @property
     def copy_count(self) -> CopyCount: ...
     def histograms(self) -> Mapping[str, Mapping[str, Any]]:

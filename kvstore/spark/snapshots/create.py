@@ -21,9 +21,16 @@ from kvstore.client.feed import FeedReader
 from kvstore.client.pinned.pins import renew_pin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
 from kvstore.spark.cluster import time_of
-from kvstore.spark.snapshots.directory import room_at
+from kvstore.spark.snapshots.directory import explaining_full_disk
 from kvstore.spark.snapshots.manifest import Manifest, SnapshotKind
-from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest, behind, give_back, pin_name, plan_snapshot
+from kvstore.spark.snapshots.planning import (
+    NotContinuable,
+    SnapshotRequest,
+    behind,
+    pin_name,
+    plan_snapshot,
+    release_pin,
+)
 from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.runners import Runner
 from kvstore.spark.snapshots.store import WORK, SnapshotStore
@@ -48,7 +55,7 @@ def create(
 ) -> Manifest:
     """Take a snapshot in `store`. `published` is called with it while its pin still holds the logs. Raises StoreError,
     OSError; then there is no snapshot, and the next call with the same request may continue the work."""
-    with room_at(store.root):
+    with explaining_full_disk(store.root):
         store.begin()
         progress("starting workers", 0, None)
         runner.wake()
@@ -58,18 +65,18 @@ def create(
         try:
             published(manifest)
         finally:
-            _give_back(wanted.cluster, plan)
+            _release_pin(wanted.cluster, plan)
         return manifest
 
 
 def or_full(
-    take: Callable[[SnapshotRequest], Manifest], wanted: SnapshotRequest, told: Callable[[StoreError], None]
+    take: Callable[[SnapshotRequest], Manifest], wanted: SnapshotRequest, report: Callable[[StoreError], None]
 ) -> Manifest:
-    """Take a snapshot with `take`, or a full one if the parent cannot be continued; `told` receives the reason."""
+    """Take a snapshot with `take`, or a full one if the parent cannot be continued; `report` receives the reason."""
     try:
         return take(wanted)
     except NotContinuable as error:
-        told(error)
+        report(error)
         return take(replace(wanted, parent=None))
 
 
@@ -85,7 +92,7 @@ def _finished(
         return _make(store, work, plan, wanted, runner, progress)
     except (NoSuchPin, PositionTrimmed, InvalidRequest):
         work.remove()  # nobody can continue it
-        _give_back(wanted.cluster, plan)
+        _release_pin(wanted.cluster, plan)
         raise
     except BaseException:
         work.release()
@@ -102,7 +109,7 @@ def _begun(store: SnapshotStore, wanted: SnapshotRequest, progress: ProgressCall
             raise NotContinuable(f"snapshot {plan.parent} is being removed; take a full snapshot")
         return work, plan
     except BaseException:
-        _give_back(wanted.cluster, plan)
+        _release_pin(wanted.cluster, plan)
         raise
 
 
@@ -110,7 +117,7 @@ def resumed_or_none(store: SnapshotStore, wanted: SnapshotRequest) -> tuple[Work
     """Return the work of a driver that has ended, if it has the same request and its pin is alive. Work that can no
     longer be continued is removed."""
     for folder in store.remains():
-        work = Work.of_the_dead_or_none(store, folder) if folder.name.startswith(WORK) else None
+        work = Work.abandoned_or_none(store, folder) if folder.name.startswith(WORK) else None
         if work is None:
             continue
         plan = work.plan_or_none()
@@ -158,12 +165,12 @@ def _make(
         bytes_per_s=wanted.bytes_per_s / runner.parallelism,
     )
 
-    def look() -> None:
+    def check() -> None:
         done = {note.name.partition(".")[0] for note in work.notes()} | winners.keys()
         progress("writing", sum(piece.rows for piece in plan.pieces if piece.name in done), plan.rows)
 
     if missing:
-        with kept(wanted, plan, runner, look, store.look_s):
+        with kept(wanted, plan, runner, check, store.check_s):
             winners |= runner.run(job, missing, f"kvstore snapshot {plan.id}")
     progress("writing", plan.rows, plan.rows)
     ended_ms = _ended_ms(wanted, plan)
@@ -185,7 +192,7 @@ def _ended_ms(wanted: SnapshotRequest, plan: SnapshotPlan) -> int:
 
 @contextmanager
 def kept(
-    wanted: SnapshotRequest, plan: SnapshotPlan, runner: Runner, look: Callable[[], None], look_s: float
+    wanted: SnapshotRequest, plan: SnapshotPlan, runner: Runner, check: Callable[[], None], check_s: float
 ) -> Iterator[None]:
     """Renew the pin and report progress while the job runs. A lost pin ends the job with NoSuchPin."""
     ended = threading.Event()
@@ -193,9 +200,9 @@ def kept(
 
     def keep() -> None:
         due = time.monotonic() + wanted.pin_ttl_s / 4
-        while not ended.wait(look_s):
+        while not ended.wait(check_s):
             try:
-                look()
+                check()
             except (OSError, StoreError) as error:  # an error of the target only affects the progress display
                 log.info("snapshot=%s finished files cannot be listed at the moment: %s", plan.id, error)
             if time.monotonic() < due:
@@ -232,9 +239,9 @@ def _keep_once(wanted: SnapshotRequest, plan: SnapshotPlan) -> None:
             feed.hold(pin_name(plan.id), starts, wanted.pin_ttl_s)
 
 
-def _give_back(cluster: ClientConfig, plan: SnapshotPlan) -> None:
+def _release_pin(cluster: ClientConfig, plan: SnapshotPlan) -> None:
     held = [each.partition for each in plan.partitions] if plan.kind is SnapshotKind.INCREMENTAL else []
-    give_back(cluster, plan.id, held)
+    release_pin(cluster, plan.id, held)
 
 
 def hold_for_next(cluster: ClientConfig, root: Location, manifest: Manifest, hours: float) -> None:

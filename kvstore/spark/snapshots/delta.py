@@ -34,7 +34,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class TableState:
     """The snapshot that a table contains."""
 
     snapshot: str
@@ -53,8 +53,8 @@ def export(
         from deltalake.exceptions import DeltaError
     except ImportError:
         raise ConfigError(f"deltalake is not installed: {install_hint('node', 'delta')}") from None
-    with _told(table, DeltaError):
-        at = _at_or_none(deltalake, table)
+    with _one_line_errors(table, DeltaError):
+        at = _state_or_none(deltalake, table)
         missing = _missing(chain, at, table)
         for manifest in missing:
             if manifest.parent is None:
@@ -65,7 +65,7 @@ def export(
 
 
 @contextmanager
-def _told(table: str, kind: type[Exception]) -> Iterator[None]:
+def _one_line_errors(table: str, kind: type[Exception]) -> Iterator[None]:
     """Reduce the multi-line errors of Delta's library to one line."""
     try:
         yield
@@ -75,7 +75,7 @@ def _told(table: str, kind: type[Exception]) -> Iterator[None]:
         raise Unavailable(f"the table at {table} could not be read or written: {what}") from error
 
 
-def _at_or_none(deltalake: Any, table: str) -> At | None:
+def _state_or_none(deltalake: Any, table: str) -> TableState | None:
     """Return the snapshot of the table, or None if there is no table. Raises InvalidRequest for a table that others
     have created or written to."""
     if not deltalake.DeltaTable.is_deltatable(table):
@@ -84,10 +84,10 @@ def _at_or_none(deltalake: Any, table: str) -> At | None:
     if not commits or not all(each.get(SNAPSHOT) and each.get(CLUSTER) and each.get(UNTIL) for each in commits):
         raise InvalidRequest(f"the table at {table} has versions that are not snapshots; choose another path")
     last = commits[0]
-    return At(last[SNAPSHOT], last[CLUSTER], int(last[UNTIL]))
+    return TableState(last[SNAPSHOT], last[CLUSTER], int(last[UNTIL]))
 
 
-def _missing(chain: Sequence[Manifest], at: At | None, table: str) -> Sequence[Manifest]:
+def _missing(chain: Sequence[Manifest], at: TableState | None, table: str) -> Sequence[Manifest]:
     """Return the snapshots to add, in order."""
     if at is None:
         return chain

@@ -232,7 +232,7 @@ def _age_s(path: Location, now_s: float) -> float:
 
 
 @contextmanager
-def room_at(path: Location) -> Iterator[None]:
+def explaining_full_disk(path: Location) -> Iterator[None]:
     """Turn the error of a full disk at `path` into a ConfigError with advice."""
     try:
         yield

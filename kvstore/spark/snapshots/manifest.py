@@ -183,9 +183,9 @@ def problem_or_none(manifest: Manifest) -> str | None:
     paths = [each.path for each in manifest.files]
     if paths != sorted(set(paths)) or not all(map(_FILE.fullmatch, paths)):
         return "file names are invalid or not sorted"
-    strangers = sorted({each.partition for each in manifest.files} - set(names))
-    if strangers:
-        return f"files of partitions {strangers} without a position"
+    unknown = sorted({each.partition for each in manifest.files} - set(names))
+    if unknown:
+        return f"files of partitions {unknown} without a position"
     sums = (sum(each.rows for each in manifest.files), sum(each.size_bytes for each in manifest.files))
     if sums != (manifest.rows, manifest.size_bytes):
         return (

@@ -52,7 +52,7 @@ MOVES = 8
 class RemoteStore(SnapshotStore):
     """Snapshots below a URL."""
 
-    look_s = 5.0
+    check_s = 5.0
 
     def __init__(self, root: RemotePath, keys: Keys = ()) -> None:
         super().__init__(root, keys)

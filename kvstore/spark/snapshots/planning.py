@@ -82,7 +82,7 @@ def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
         else:
             pinned, places, pieces = _plan_changes(wanted, wanted.parent, name, held)
     except BaseException:  # also interrupts: nobody can continue a pin that no plan names
-        give_back(wanted.cluster, name, held)
+        release_pin(wanted.cluster, name, held)
         raise
     return SnapshotPlan(
         id=name,
@@ -116,11 +116,11 @@ def _pin(wanted: SnapshotRequest, name: str, feed: FeedReader) -> tuple[PinnedSt
         if not silent:
             return pinned, before
         if time.monotonic() >= until:
-            raise _not_led(silent[0])
+            raise _no_leader(silent[0])
         time.sleep(AGAIN_S)
 
 
-def _not_led(partition: str) -> Unavailable:
+def _no_leader(partition: str) -> Unavailable:
     return Unavailable(f"partition {partition} has no leader at the moment; see `kvstore partition list`, and retry")
 
 
@@ -192,7 +192,7 @@ def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]
     )
 
 
-def give_back(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> None:
+def release_pin(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> None:
     """Release the pin and the retained logs of these partitions. Anything that cannot be released now expires on its
     own."""
     name, positions = pin_name(snapshot), dict.fromkeys(held, 0)  # only named partitions are released
@@ -226,10 +226,10 @@ def left_places(
     partition in the ring was not pinned."""
     here = {each.partition for each in pinned}
     ended = {each for each, feed in feeds.items() if feed.ended and (feed.gone or feed.latest)}
-    strangers = sorted(ended - here - parent.places().keys())
-    if strangers:
+    unknown = sorted(ended - here - parent.places().keys())
+    if unknown:
         raise NotContinuable(
-            f"partition {strangers[0]} has left the ring and is not in snapshot {parent.id}, so changes of its keys "
+            f"partition {unknown[0]} has left the ring and is not in snapshot {parent.id}, so changes of its keys "
             "may "
             "be missing; take a full snapshot"
         )
@@ -241,7 +241,7 @@ def left_places(
             continue
         after = feeds.get(before.partition)
         if after is not None and not after.ended:
-            raise _not_led(after.partition)
+            raise _no_leader(after.partition)
         if after is None or after.gone:
             raise NotContinuable(
                 f"partition {before.partition} has left the ring and its log is gone, so its changes since snapshot "

@@ -43,7 +43,7 @@ class RemotePath:
         self._url = url.rstrip("/")
 
     def __str__(self) -> str:
-        return _told(self._url)
+        return _without_passwords(self._url)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemotePath) and self._url == other._url
@@ -264,18 +264,18 @@ class _RemoteFile(io.RawIOBase):
 
 def _failed(place: RemotePath, error: Exception) -> Unavailable:
     """Return the error for an exception of a driver."""
-    return Unavailable(f"{place}: {type(error).__name__}: {_told(str(error))}")
+    return Unavailable(f"{place}: {type(error).__name__}: {_without_passwords(str(error))}")
 
 
 def _named(place: RemotePath, error: OSError) -> OSError:
     """Return the same error with the path in its message. The type stays, because callers distinguish types."""
-    text = _told(error.strerror or str(error) or type(error).__name__)
+    text = _without_passwords(error.strerror or str(error) or type(error).__name__)
     what = text if str(place) in text else f"{place}: {text}"
     kind = type(error) if type(error).__module__ == "builtins" else OSError
     return kind(error.errno, what) if error.errno else kind(what)
 
 
-def _told(text: str) -> str:
+def _without_passwords(text: str) -> str:
     """Remove the passwords of URLs from a text."""
     return _PASSWORD.sub(r"\1:***@", text)
 
@@ -285,14 +285,14 @@ def _opened(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
         from fsspec.dircache import DirCache
     except ImportError:
-        raise ConfigError(f"{_told(url)}: a URL needs fsspec: {install_hint('node', 'remote')}") from None
+        raise ConfigError(f"{_without_passwords(url)}: a URL needs fsspec: {install_hint('node', 'remote')}") from None
     place = (os.getpid(), *url.split("/")[:3])
     if (fs := _shared.get(place)) is not None:
         return fs, str(fs._strip_protocol(url))
     try:
         fs, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"{_told(url)}: {_told(str(error))}") from None
+        raise ConfigError(f"{_without_passwords(url)}: {_without_passwords(str(error))}") from None
     # A listing that one thread starts before another writes would hide the new file, as if it were lost.
     fs.dircache = DirCache(use_listings_cache=False)
     if getattr(fs, "async_impl", False):
@@ -347,9 +347,9 @@ def _found_below(fs: Any, path: str) -> list[str]:
     errors."""
     from fsspec.spec import AbstractFileSystem
 
-    is_told = not getattr(fs, "async_impl", False) and type(fs).find is AbstractFileSystem.find
+    skips_errors = not getattr(fs, "async_impl", False) and type(fs).find is AbstractFileSystem.find
     try:
-        return list(fs.find(path, on_error="raise") if is_told else fs.find(path))
+        return list(fs.find(path, on_error="raise") if skips_errors else fs.find(path))
     except FileNotFoundError:
         return []
 

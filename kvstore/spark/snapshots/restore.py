@@ -22,7 +22,7 @@ from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.tables import Tables
 
 T = TypeVar("T")
-LOOK_S = 1.0
+POLL_S = 1.0
 COLUMNS, COUNTS = ("key", "value", "expires_at"), ("written", "expired")
 
 
@@ -105,7 +105,7 @@ def _watched(cluster: ClientConfig, before: int, total: int, progress: ProgressC
 
     def watch() -> None:
         with suppress(StoreError), Client(cluster) as client:
-            while not ended.wait(LOOK_S):
+            while not ended.wait(POLL_S):
                 try:
                     progress("restoring", max(0, client.count() - before), total)
                 except StoreError:

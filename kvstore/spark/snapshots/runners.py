@@ -33,7 +33,7 @@ LOST = ("Py4JError", "Py4JNetworkError")
 SMALL_ROWS = 200_000
 """Number of rows that threads of this process write in about the time that Spark takes to start."""
 THREADS = 2
-STARVED_S, LOOK_S, JOIN_S = 600.0, 1.0, 5.0
+STARVED_S, POLL_S, JOIN_S = 600.0, 1.0, 5.0
 """Seconds without a running task after which a job is abandoned; seconds between checks; maximum seconds for a "
 "check."""
 ATTEMPTS = 3
@@ -71,18 +71,18 @@ class SparkRunner:
     def wake(self) -> None:
         """Start workers with the libraries of tasks, which costs a second of processor time for each."""
         workers = self.parallelism
-        with self._fed("kvstore snapshot"):
+        with self._with_executors("kvstore snapshot"):
             self._session.sparkContext.parallelize(range(workers), workers).foreach(load_libraries)
 
     def run(self, job: JobContext, pieces: Sequence[SnapshotPart], group: str) -> dict[str, DataFile]:
         """Run one task per part."""
         context = self._session.sparkContext
-        with self._fed(group):
+        with self._with_executors(group):
             found = context.parallelize(pieces, len(pieces)).map(lambda piece: (piece.name, write_piece(job, piece)))
             return dict(found.collect())
 
     @contextmanager
-    def _fed(self, group: str) -> Iterator[None]:
+    def _with_executors(self, group: str) -> Iterator[None]:
         """Run the block's job, and end it if Spark gives it no executor for STARVED_S. Spark itself would wait forever,
         and the servers would keep the pinned state forever. Raises StoreError."""
         self._session.sparkContext.setJobGroup(group, group, interruptOnCancel=True)
@@ -90,7 +90,7 @@ class SparkRunner:
 
         def watch() -> None:
             fed_at = time.monotonic()
-            while not ended.wait(LOOK_S):
+            while not ended.wait(POLL_S):
                 try:
                     if self._has_tasks():
                         fed_at = time.monotonic()
@@ -209,6 +209,6 @@ def failure_of(error: Exception) -> StoreError:
             return kind(message)
         return NotContinuable(message) if kind is PositionTrimmed else errors.OutcomeUnknown(f"{name}: {message}")
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-1:]
+    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-1:]
     rest = [line for line in lines if not line.startswith("at ")]
-    return errors.Unavailable(f"the Spark job failed: {(told or rest or [type(error).__name__])[0][:500]}")
+    return errors.Unavailable(f"the Spark job failed: {(exceptions or rest or [type(error).__name__])[0][:500]}")

@@ -49,7 +49,7 @@ class SnapshotStore(ABC):
     """A store of snapshots. Reads raise ConfigError for a place without snapshots, Corrupted and InvalidRequest for
     manifests."""
 
-    look_s = 0.5
+    check_s = 0.5
     """Minimum seconds between checks of the progress of work."""
 
     def __init__(self, root: Location, keys: Keys = ()) -> None:

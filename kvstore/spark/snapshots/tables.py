@@ -1,5 +1,5 @@
-"""Operations on tables of records for restores and comparisons. Spark runs them at any size (on_spark.py), this process
-for small tables, for which starting a JVM would take longer (here.py).
+"""Operations on tables of records for restores and comparisons. Spark runs them at any size (spark_tables.py), this
+process for small tables, for which starting a JVM would take longer (local_tables.py).
 """
 
 from __future__ import annotations

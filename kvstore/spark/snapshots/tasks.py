@@ -20,7 +20,7 @@ from kvstore.client.pinned.arrow import COLUMNS, batches_of
 from kvstore.client.pinned.pins import Split
 from kvstore.client.pinned.read import read_pinned
 from kvstore.spark.changes import batch_of, pages_between
-from kvstore.spark.snapshots.directory import room_at, write_durably
+from kvstore.spark.snapshots.directory import explaining_full_disk, write_durably
 from kvstore.spark.snapshots.manifest import DataFile, SnapshotKind
 from kvstore.spark.snapshots.remote import Location, local_copy_of
 from kvstore.spark.snapshots.table import TableWriter, columns_of
@@ -63,7 +63,7 @@ def write_piece(job: JobContext, piece: SnapshotPart, check: Callable[[], None] 
     """Write one part to a file. Return its entry, named as among the attempts. A failed attempt's file is removed.
     `check` is called regularly and cancels the write by raising an error."""
     name = f"{piece.name}.{uuid4().hex}"
-    with local_copy_of(job.attempts / f"{name}.parquet") as path, room_at(_room_of(job, path)):
+    with local_copy_of(job.attempts / f"{name}.parquet") as path, explaining_full_disk(_place_of_disk(job, path)):
         writer = TableWriter(path, piece.partition, compression=job.compression)
         try:
             for batch in paced(batches(job, piece), job.bytes_per_s):
@@ -82,7 +82,7 @@ def write_piece(job: JobContext, piece: SnapshotPart, check: Callable[[], None] 
     return file
 
 
-def _room_of(job: JobContext, path: Path) -> Location:
+def _place_of_disk(job: JobContext, path: Path) -> Location:
     """Return the place to name in an error about a full disk."""
     return job.attempts.parent.parent if path.parent == job.attempts else path.parent
 

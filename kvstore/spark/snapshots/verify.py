@@ -49,10 +49,10 @@ def problems_of(
         for partition, each in sorted(spans.items()):
             if any(before[1] >= after[0] for before, after in pairwise(sorted(each))):
                 yield Problem(manifest.id, partition, "two files of the partition have the same rows")
-        yield from (Problem(manifest.id, name, "is not in the manifest") for name in strangers(store, manifest))
+        yield from (Problem(manifest.id, name, "is not in the manifest") for name in unknown_files(store, manifest))
 
 
-def strangers(store: SnapshotStore, manifest: Manifest) -> list[str]:
+def unknown_files(store: SnapshotStore, manifest: Manifest) -> list[str]:
     """Return files in the snapshot's folder that do not belong to it."""
     folder = store.folder(manifest.id)
     known = {each.path for each in manifest.files}

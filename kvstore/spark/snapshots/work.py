@@ -90,7 +90,7 @@ class Work:
         return work
 
     @classmethod
-    def of_the_dead_or_none(cls, store: SnapshotStore, folder: Location) -> Work | None:
+    def abandoned_or_none(cls, store: SnapshotStore, folder: Location) -> Work | None:
         """Return the work in a folder whose driver has ended; None if it is alive."""
         lock = store.lock_or_none(folder)
         return None if lock is None else cls(store, folder, lock)

@@ -18,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def boxes(picture: str) -> dict[str, tuple[float, float]]:
-    """Left edge and width of each box, by its tooltip."""
+    """Return the left edge and the width of each box, by its tooltip."""
     root = ElementTree.fromstring(picture)
     found = {}
     for group in root.iter(f"{SVG}g"):

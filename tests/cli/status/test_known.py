@@ -1,4 +1,4 @@
-"""Whom commands ask that a server can answer as well as the metadata store."""
+"""Commands ask servers for facts that both servers and the metadata store know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path("data")
 
 
 def result_of(monkeypatch: pytest.MonkeyPatch, where: known.Where, servers: str | StoreError) -> str:
-    """What comes of it where servers answer so, and the metadata store can be read."""
+    """Return the view of a command if the servers answer so and the metadata store can be read."""
 
     def ask_admin(*_: Any) -> str:
         if isinstance(servers, StoreError):
@@ -67,7 +67,7 @@ def test_a_metadata_store_that_is_named_is_read(monkeypatch: pytest.MonkeyPatch)
 def test_a_server_locates_a_key_as_its_ring_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the metadata store: keys before the first token of the ring and behind the last as well."""
+    """Without the metadata store: includes keys before the first and after the last token of the ring."""
     names = [PartitionId(f"p{number}") for number in range(3)]
     ring = new_ring(names, {ServerId("n1"): ""}, 1)
     answer = RingResponse(tokens=ring.tokens.keys(), owners=[names.index(each) for each in ring.tokens.values()])
@@ -83,5 +83,5 @@ def test_a_server_locates_a_key_as_its_ring_does(
     for key in (keys[0], *keys[1:-1:20], keys[-1]):
         locate(key, HERE, None, "n1:7401", json=True)
         owner = ring.partition_of(key.encode())
-        told = {"token": token_of(key.encode()), "partition": owner, "leader": "n1" if owner == "p0" else None}
-        assert json.loads(capsys.readouterr().out) == told
+        expected = {"token": token_of(key.encode()), "partition": owner, "leader": "n1" if owner == "p0" else None}
+        assert json.loads(capsys.readouterr().out) == expected

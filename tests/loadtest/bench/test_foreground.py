@@ -1,4 +1,4 @@
-"""Writes that nobody answers are errors of their phase."""
+"""Unanswered writes are errors of their phase."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FallsSilent(socketserver.StreamRequestHandler):
         read = 0
         while self.rfile.readline():
             read += 1
-            if read % 7 == 0 and read <= 7 * ANSWERED:  # a SET of three words has seven lines
+            if read % 7 == 0 and read <= 7 * ANSWERED:  # a SET of three arguments has seven lines
                 self.wfile.write(b"+OK\r\n")
             if read == 14 * ANSWERED:
                 self.server.is_reached.set()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Both of our clients take the server with nothing behind it for a cluster."""
+"""Both clients accept the in-memory server as a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster to be measured finds ports that nobody has."""
+"""A cluster to be measured finds free ports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kvstore.devcluster.layout import Wish
+from kvstore.devcluster.layout import UpOptions
 from kvstore.errors import ConfigError
 from loadtest.bench.peers import up_on_free_ports
 
@@ -18,14 +18,14 @@ TAKEN = "taken by another process: 127.0.0.1:31401"
 
 
 class Cluster:
-    """Refuses as it is told, once for each offset; then it is up."""
+    """Refuses the given offsets, once each; then it is up."""
 
     data_dir = Path("data")
 
     def __init__(self, *refusals: str) -> None:
-        self._refusals, self.wishes = list(refusals), list[Wish]()
+        self._refusals, self.wishes = list(refusals), list[UpOptions]()
 
-    def up(self, wish: Wish) -> str:
+    def up(self, wish: UpOptions) -> str:
         self.wishes.append(wish)
         if self._refusals:
             raise ConfigError(self._refusals.pop(0))
@@ -42,7 +42,7 @@ def test_ports_that_are_taken_are_passed_over() -> None:
     assert [(each.port_offset, each.partitions) for each in cluster.wishes] == [(100, 5), (200, 5), (300, 5)]
 
 
-@pytest.mark.parametrize(("refusals", "told"), [([TAKEN] * 3, "no free ports"), (["no Java"], "no Java")])
-def test_an_error_that_cannot_be_ignored_is_reported(refusals: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+@pytest.mark.parametrize(("refusals", "message"), [([TAKEN] * 3, "no free ports"), (["no Java"], "no Java")])
+def test_an_error_that_cannot_be_ignored_is_reported(refusals: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         up(Cluster(*refusals))

@@ -1,4 +1,4 @@
-"""Who asks and who answers have processors of their own, and none of them sleeps."""
+"""Callers and servers have their own processors, and no processor sleeps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_processors_are_kept_awake_by_the_lowest_priority() -> None:
     def keeps_awake(process: psutil.Process) -> bool:
         try:
             return "loadtest.bench.processors" in process.cmdline()
-        except psutil.NoSuchProcess:  # of another test, and over
+        except psutil.NoSuchProcess:  # a finished process of another test
             return False
 
     def awake() -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""What the metadata store says of itself is read as it says it."""
+"""The figures of the metadata store are read from its answer."""
 
 from __future__ import annotations
 

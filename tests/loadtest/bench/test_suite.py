@@ -1,4 +1,4 @@
-"""The benchmark suite leaves no process behind, and asks for nothing that a fresh machine lacks."""
+"""The benchmark suite leaves no process, and needs nothing that a fresh machine lacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import ClientConfig
-from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.layout import ClusterFile, UpOptions
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.loadtest.loads import LoadResult, LoadSpec
 from loadtest.bench import redis_lines, suite
@@ -30,7 +30,7 @@ def test_processes_started_before_the_cluster_failed_are_ended(
         def __init__(self, data_dir: Path, _progress: Any) -> None:
             self.data_dir = data_dir
 
-        def up(self, wish: Wish) -> None:
+        def up(self, wish: UpOptions) -> None:
             tried.append(wish.port_offset)
             self.data_dir.mkdir()
             if len(tried) == 1:
@@ -132,7 +132,7 @@ def test_a_suite_of_nothing_is_refused(
 
 
 def test_failed_operations_are_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rate of those that were done stood in it alone."""
+    """The line showed only the rate of the completed operations."""
     outcome = LoadResult(LoadSpec(), took_s=1.0, errors=Counter({"Unavailable": 3}))
 
     async def run_load(_client: Any, _load: LoadSpec) -> LoadResult:

@@ -1,4 +1,4 @@
-"""A lock that nobody gets any more is noticed, though the others go on."""
+"""A lock that is never acquired any more is detected, though the others are still acquired."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from loadtest.drills.contest import STUCK_S, Progress
 
 
 def test_a_lock_is_stuck_whatever_the_others_do() -> None:
-    """All locks were counted together: one that nobody got was told by none of the drills."""
+    """All locks were counted together: no drill reported a lock that was never acquired."""
     progress = Progress(100.0)
     assert progress.stuck({"a": 3, "b": 1}, 101.0) == []
     assert progress.stuck({"a": 4, "b": 1}, 100.9 + STUCK_S) == []

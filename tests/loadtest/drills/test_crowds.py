@@ -1,4 +1,5 @@
-"""Crowds notice an acknowledged write that is gone, take no failed call for one, and end though nobody answers."""
+"""Concurrent clients detect a lost acknowledged write, do not count failed calls as wrong, and end though no server
+answers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ CROWDS = ("large_values", "huge_pipelines", "huge_transactions")
 
 
 class Forgetful(Store):
-    """Acknowledges each write, and does those before `until` only."""
+    """Acknowledges each write, and does only those before `until`."""
 
     def __init__(self, until: int) -> None:
         super().__init__()
@@ -36,14 +37,14 @@ class Forgetful(Store):
 
 
 class Refusing(Store):
-    """Does no write, and says so."""
+    """Refuses every write with an error."""
 
     def _do(self, words: list[bytes]) -> bytes:
         return b"-LOADING later\r\n" if words[0] == b"SET" else super()._do(words)
 
 
 class Unsure(Store):
-    """Says of no write whether it is done; those of some values are."""
+    """Leaves the outcome of every write unknown; writes of some values are done."""
 
     def _do(self, words: list[bytes]) -> bytes:
         if words[0] == b"SET" and sum(words[2]) % 2:
@@ -81,7 +82,7 @@ async def wrong_of(crowd: str, store: Store) -> list[str]:
     ],
 )
 async def test_a_lost_acknowledged_write_is_wrong(crowd: str, until: int) -> None:
-    """Without the first ones nothing is there; without later ones it is the value before them."""
+    """Without the first writes the key is missing; without later ones it has the value before them."""
     assert await wrong_of(crowd, Forgetful(until)) != []
 
 

@@ -1,4 +1,4 @@
-"""The callers of the Redis door in a drill notice each kind of wrong answer, and take no broken connection for one."""
+"""The Redis callers of a drill detect each kind of wrong answer, and do not count a broken connection as one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATIONS = 1_500
 
 
 class Store:
-    """A dictionary behind a Redis door; `lie` names what it does wrong, now and then."""
+    """A dictionary behind a Redis endpoint; `lie` names the error that it makes sometimes."""
 
     def __init__(self, lie: str = "") -> None:
         self.lie, self.count = lie, 0
@@ -90,7 +90,7 @@ async def _command(reader: asyncio.StreamReader) -> list[bytes]:
 
 
 async def loaded(store: Store, monkeypatch: pytest.MonkeyPatch) -> MixedLoad:
-    """What callers saw of the store."""
+    """Return the findings of the callers."""
     monkeypatch.setattr(mixed, "REST_S", 0.0)
     monkeypatch.setattr(mixed, "TIMEOUTS_S", (PATIENCE_S,))
     monkeypatch.setattr(mixed, "CONNECT_S", PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The networks of a drill go when it cannot be set up, and never those of another run."""
+"""The networks of a drill are removed when setup fails, and those of another run never."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHERS = {"kvbr0", "kvbr0-n1", "kvbr2"}
 
 
 class Machine:
-    """The names of bridges and namespaces, as `ip` keeps them. Commands with the word `broken` fail."""
+    """The names of bridges and namespaces, as `ip` keeps them. Commands with the argument `broken` fail."""
 
     def __init__(self, broken: str = "") -> None:
         self.names, self._broken = set(OTHERS), broken

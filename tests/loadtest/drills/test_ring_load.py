@@ -1,4 +1,5 @@
-"""The load of the ring drill notices each kind of wrong answer: a store that lies in one way is found out by that."""
+"""The load of the ring drill detects each kind of wrong answer: each kind of faulty store is identified by its own
+finding."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def item_of(row: tuple[bytes, int]) -> Item:
 
 
 class Store:
-    """One dictionary that answers as a client would; `lie` names what it does wrong."""
+    """A dictionary that answers as a client would; `lie` names its error."""
 
     def __init__(self, lie: str = "") -> None:
         self.rows: dict[bytes, tuple[bytes, int]] = {}
@@ -109,13 +110,13 @@ async def has_done_enough(load: RingLoad) -> bool:
 
 @pytest.fixture(autouse=True)
 def keys_of_no_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load names its keys by the time, and by its name a key is in the range or not: here the names are always the
-    same."""
+    """A load names its keys by the time, and the name decides whether a key is in the range: here the names are
+    constant."""
     monkeypatch.setattr("loadtest.drills.ring_load.time", SimpleNamespace(**vars(time) | {"time_ns": lambda: 1}))
 
 
 def load_on(lie: str) -> RingLoad:
-    """In virtual time: what is drawn and in which order does not depend on the machine."""
+    """In virtual time: the drawn operations and their order do not depend on the machine."""
     with SimWorld(1) as world:
         return world.run(loaded(lie))
 

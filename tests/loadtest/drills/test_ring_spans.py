@@ -1,4 +1,4 @@
-"""What nodes' logs say about ranges that change hands is put together rightly, and with what callers waited."""
+"""Log lines of nodes about moved ranges are combined correctly with the waits of callers."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ TARGET = """2026-01-01 10:00:02,036 INFO kvstore.partition.moves.import_driver p
 
 
 def at(folder: Path) -> float:
-    """When the second freeze was."""
+    """The time of the second freeze."""
     return next(event.at for event in read_logs(folder) if "(1, 9)" in event.what)
 
 

@@ -1,4 +1,4 @@
-"""What a drill of the ring says of waits and throughput: the worst of all changes counts."""
+"""The verdict of a ring drill about waits and throughput: the worst of all changes counts."""
 
 from loadtest.drills.ring_spans import Longest
 from loadtest.drills.ring_verdict import Load, Verdict

@@ -1,4 +1,4 @@
-"""What nodes' logs say about changes of leader is put together rightly."""
+"""Log lines of nodes about leader changes are combined correctly."""
 
 from pathlib import Path
 

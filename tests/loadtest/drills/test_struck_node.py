@@ -1,4 +1,4 @@
-"""The process that a drill strikes from outside."""
+"""The process that a drill disturbs from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A locustfile with one more user, whose endpoint has a fault that nobody expects."""
+"""A locustfile with an additional user whose endpoint has an unexpected fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locust without its pages, as tests run it."""
+"""Locust without its web pages, as tests run it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MASTER = str(free_ports(1)[0])
 BLOCK_S = 300.0
 COMMAND = (
     *(sys.executable, "-m", "locust", "--headless", "--only-summary"),
-    *("--master-port", _MASTER, "--master-bind-port", _MASTER),  # others may lead workers at the usual one
+    *("--master-port", _MASTER, "--master-bind-port", _MASTER),  # other processes can lead workers at the usual port
 )
 
 
 @contextmanager
 def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process of Locust that the block has end: it is killed, and the test fails, if it does not within PATIENCE_S
-    after the block, or the block takes longer than BLOCK_S."""
+    """Start a Locust process that must end with the block: if it does not end within PATIENCE_S after the block, or
+    the block takes longer than BLOCK_S, the process is killed and the test fails."""
     with subprocess.Popen(command, cwd=ROOT, text=True, **options) as process:
         late = Timer(BLOCK_S, process.kill)
         late.start()
@@ -40,7 +40,7 @@ def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
 
 
 def run_locust(folder: Path, *words: str, file: Path = LOCUSTFILE) -> tuple[int, dict[str, Any], str, str]:
-    """Exit code, document, page, and what was said."""
+    """Return the exit code, the document, the page and the output."""
     report = folder / "report.html"
     command = [*COMMAND, "-f", str(file), "--report", str(report), *words]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BLOCK_S, check=False)

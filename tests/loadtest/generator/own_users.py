@@ -1,4 +1,4 @@
-"""A locustfile with a workload of one's own, as docs/tutorials/load-test.md shows one."""
+"""A locustfile with a custom workload, as in docs/how-to/run-load-tests.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ITEMS = 50
 
 
 class Shop(OwnUser):
-    """Looks at items, and buys some: what there was of one is never more than at first."""
+    """Views items and buys some: the stock of an item never exceeds the initial one."""
 
     operations = {"look": 4, "buy": 1}  # noqa: RUF012
 
@@ -32,7 +32,7 @@ class Shop(OwnUser):
 
 
 class Careless(OwnUser):
-    """Names what it has not."""
+    """Names an operation that it does not have."""
 
     operations = {"look": 1, "steal": 1}  # noqa: RUF012
 

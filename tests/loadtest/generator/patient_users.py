@@ -1,4 +1,4 @@
-"""A locustfile whose users wait for a slow Redis door for as long as it takes."""
+"""A locustfile whose users wait for a slow Redis endpoint without a time limit."""
 
 from __future__ import annotations
 

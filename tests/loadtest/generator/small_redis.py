@@ -1,4 +1,4 @@
-"""A Redis door with GET and SET in memory, that is slow or forgetful as a test wants it."""
+"""An in-memory Redis server with GET and SET that is slow or loses writes on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hiredis
 
 
 class SmallRedis(socketserver.ThreadingTCPServer):
-    """Takes `answer_s` for each GET. Keeps the first value of each key for ever, if it `is_forgetful`."""
+    """Takes `answer_s` for each GET. Always keeps the first value of each key if it `is_forgetful`."""
 
     daemon_threads = True
 

@@ -1,7 +1,7 @@
-"""Users of a store that answers after half a second, for three of them; and users that are started by hand. Prints what
-became of them.
+"""Users of a store that answers after half a second, for three of them; and users that are started by hand. Prints
+their results.
 
-A process of its own: Locust patches the standard library for gevent, which no other test should meet.
+It is a separate process: Locust patches the standard library for gevent, which must not affect other tests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOR_EVER_S = 600.0
 
 
 class SlowEndpoint:
-    """Every second read is wrong."""
+    """Returns a wrong value for every second read."""
 
     name = "slow"
 
@@ -59,7 +59,7 @@ class SlowUser(PacedUser):
 
 
 class SilentEndpoint:
-    """A read of it is received; then nothing is, and it fails."""
+    """Its first read receives an answer; later ones receive nothing and fail."""
 
     name = "silent"
 
@@ -104,7 +104,7 @@ def environment_of(recorder: Recorder, *, workloads: str = "ycsb-c", per_s: floa
 
 
 def stalled() -> dict[str, Any]:
-    """What was recorded of one user."""
+    """Return the records of one user."""
     recorder = Recorder()
     environment = environment_of(recorder, per_s=PER_S)
     environment.events.request.add_listener(partial(record, recorder))
@@ -121,7 +121,7 @@ def stalled() -> dict[str, Any]:
         "done": tally.responses.get_total_count(),
         "response_max_ms": tally.responses.get_max_value() / 1000,
         "service_max_ms": tally.services.get_max_value() / 1000,
-        "late_min_ms": min(late_s[1:]) * 1000,  # of those that waited; the machine may be late with one
+        "late_min_ms": min(late_s[1:]) * 1000,  # of those that waited; the machine may delay one
         "errors": tally.errors,
         "wrong": recorder.wrong,
         "error_counts": [[*key, count] for key, count in recorder.error_counts.items()],
@@ -129,7 +129,7 @@ def stalled() -> dict[str, Any]:
 
 
 def started() -> dict[str, Any]:
-    """The workload and the first node of each user, and the first number that it draws."""
+    """Return the workload and the first node of each user, and the first number that it draws."""
     environment = environment_of(Recorder(), workloads="ycsb-a,ycsb-b,ycsb-c")
     kinds: dict[str, type[PacedUser]] = {"grpc": GrpcUser, "resp": RespUser}
     found: dict[str, Any] = {kind: [] for kind in kinds}
@@ -151,7 +151,7 @@ def silent_user(recorder: Recorder, kind: type[SilentUser] = SilentUser) -> Sile
 
 
 def killed() -> dict[str, int]:
-    """What was recorded of an operation whose user was killed."""
+    """Return the records of an operation whose user was killed."""
     recorder = Recorder()
     operation = gevent.spawn(silent_user(recorder, WaitingUser).operation)
     gevent.sleep(SILENT_S / 3)
@@ -161,7 +161,7 @@ def killed() -> dict[str, int]:
 
 
 class HoggedUser(SlowUser):
-    """Something else in its process takes the processor when its operation is due."""
+    """Another thread of the process uses the processor when the operation is due."""
 
     def operation(self) -> None:
         until = time.time() + HOG_S

@@ -1,4 +1,4 @@
-"""Chaos that cannot do what its plan says fails the run, and does and leaves nothing behind its end."""
+"""Chaos that cannot follow its plan fails the run, and does nothing after its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_nothing_happens_after_a_run_that_ended_before_its_plan(tmp_path: Path) 
 
 
 class Cluster:
-    """Two nodes, of which one is not ready yet when it is asked about for the first time."""
+    """Two nodes, one of which is not ready when it is checked for the first time."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._asked = pid, 0
@@ -60,7 +60,7 @@ def test_without_any_kill_the_skipped_ones_fail_the_run(kills: int, is_failed: l
     chaos._cluster = cast("LocalCluster", Cluster(victim.pid))
     for _ in range(kills):
         chaos._kill(ChaosFault(0.0, KILL, "n1"))
-    chaos._killed.clear()  # there is nothing to start again
+    chaos._killed.clear()  # no node needs a start
     chaos.start(time.time())
     chaos.finish()
     victim.kill()
@@ -80,7 +80,7 @@ def test_chaos_refuses_to_measure_another_cluster_than_it_kills(tmp_path: Path) 
 
 
 def test_a_partition_that_was_added_is_gone_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none that was there before, and none that somebody added before the run's own."""
+    """No existing partition is removed, and none that another process added before the run."""
     there = ["p1", "p2"]
 
     def ring(*words: str) -> subprocess.CompletedProcess[str]:
@@ -154,29 +154,29 @@ def test_a_snapshot_is_gone_after_the_run(code: int, tmp_path: Path, monkeypatch
     assert list(folder.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("told", [("", "{}"), ('{"partitions": [{"id": "p1"}]}', "")])
+@pytest.mark.parametrize("outputs", [("", "{}"), ('{"partitions": [{"id": "p1"}]}', "")])
 def test_a_ring_without_readable_partitions_fails_the_run(
-    told: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outputs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before: none is added, which nobody could remove. After: the added one stays, and nobody said so."""
+    """Before: no partition is added, because it could not be removed. After: the added one stayed without a message."""
     made: list[str] = []
 
     def ring(*words: str) -> subprocess.CompletedProcess[str]:
         made.append(words[1])
-        return subprocess.CompletedProcess(words, 0, told[made.count("plan") - 1] if words[1] == "plan" else "", "")
+        return subprocess.CompletedProcess(words, 0, outputs[made.count("plan") - 1] if words[1] == "plan" else "", "")
 
     monkeypatch.setattr(performing, "_run", ring)
     chaos = Chaos(LocalCluster(tmp_path), tmp_path, tmp_path, [ChaosFault(0.0, ADD_PARTITION)])
     chaos.start(time.time())
     gevent.joinall(chaos._running, timeout=PATIENCE_S)
     chaos.finish()
-    assert made == (["plan", "add", "plan"] if told[0] else ["plan"])
+    assert made == (["plan", "add", "plan"] if outputs[0] else ["plan"])
     assert chaos.events[-1].is_failed
     assert "did not list the partitions" in chaos.events[-1].outcome
 
 
 def test_a_node_that_cannot_be_started_fails_the_run_and_ends_nothing_else(tmp_path: Path) -> None:
-    """There was no report: the end of the chaos raised what the first node's start had raised."""
+    """There was no report: the end of the chaos raised the error of the first node's start."""
 
     class Broken(Cluster):
         def load(self) -> Any:

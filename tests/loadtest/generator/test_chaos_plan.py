@@ -1,4 +1,4 @@
-"""A chaos plan never takes two nodes down, and leaves time to see what came of it."""
+"""A chaos plan never stops two nodes at once, and leaves time to see the effect."""
 
 from __future__ import annotations
 

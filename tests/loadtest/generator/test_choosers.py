@@ -1,4 +1,4 @@
-"""Keys are drawn as the distribution says, and again the same from the same seed."""
+"""Keys follow their distribution, and are the same for the same seed."""
 
 from __future__ import annotations
 

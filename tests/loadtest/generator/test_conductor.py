@@ -1,4 +1,4 @@
-"""A run is led by what its users do, and its report tells what its figures are worth."""
+"""The results of the users control the run, and the report shows whether its figures are usable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGAN = 1_000.0
 
 
 class Clock:
-    """In place of the module `time`. A test moves it."""
+    """Replaces the module `time`. A test advances it."""
 
     def __init__(self) -> None:
         self.now, self.used_s = BEGAN, 0.0
@@ -34,9 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(
-        "kvstore.loadtest.report.recorder.queued_or_none", lambda: None
-    )  # the machine of this test may starve
+    monkeypatch.setattr("kvstore.loadtest.report.recorder.queued_or_none", lambda: None)  # the machine may be busy
     monkeypatch.setattr(conducting, "time", found)
     return found
 
@@ -49,7 +47,8 @@ def led(folder: Path, **options: Any) -> Conductor:
 
 
 def seconds_of(conductor: Conductor, *ats: float, running: int, per_s: int = 100, busy: float = 0.1) -> list[int]:
-    """How many users are wanted at each of `ats`, if `per_s` operations of 2 ms were done in each second before it."""
+    """Return the number of wanted users at each of `ats`, if `per_s` operations of 2 ms were done in each second
+    before it."""
     clock = vars(conducting)["time"]
     wanted = []
     for at in ats:
@@ -68,7 +67,7 @@ def finished(conductor: Conductor) -> tuple[int, dict[str, Any]]:
 
 
 def whole_run(folder: Path, clock: Clock, *, busy: float = 0.1, **options: Any) -> tuple[int, dict[str, Any]]:
-    """Ten seconds with the pulse of a quick machine."""
+    """Ten seconds with the pulse of a fast machine."""
     clock.now, clock.used_s = BEGAN, 0.0
     conductor = led(folder, seconds=10.0, **options)
     conductor._pulse = {"pulse_p50_ms": 1.0, "pulse_p95_ms": 2.0}
@@ -84,7 +83,7 @@ def test_a_rate_is_judged_when_all_users_have_run_for_a_complete_trial(tmp_path:
 
 
 def test_a_rate_with_fewer_operations_than_due_is_not_carried(tmp_path: Path, clock: Clock) -> None:
-    """101 a second take 21 users, who want 105."""
+    """101 per second need 21 users, which then have 105 due."""
     conductor = led(tmp_path, shape="knee", rate=101.0)
     seconds_of(conductor, *range(1, 20), running=21, per_s=102)
     (trial,) = conductor._shape.trials  # type: ignore[attr-defined]
@@ -153,7 +152,7 @@ def test_a_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: p
 def test_a_run_spoiled_by_its_own_machine_has_its_own_exit_code(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever its figures say against the store: they are not the store's."""
+    """Figures against the store are ignored: they do not measure the store."""
     _, made = whole_run(tmp_path, clock)
     stored = baseline_of(made)
     stored["figures"]["per_s"] = 1_000.0
@@ -176,10 +175,11 @@ def test_a_run_spoiled_by_its_own_machine_has_its_own_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("part", "told"), [("figures", "'figures' is missing"), ("operations", "'operations' is missing"), ("", "format 3")]
+    ("part", "message"),
+    [("figures", "'figures' is missing"), ("operations", "'operations' is missing"), ("", "format 3")],
 )
 def test_an_incomplete_baseline_does_not_prevent_the_report(
-    part: str, told: str, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+    part: str, message: str, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, made = whole_run(tmp_path, clock)
     stored = baseline_of(made)
@@ -188,10 +188,10 @@ def test_an_incomplete_baseline_does_not_prevent_the_report(
     (tmp_path / "report.html").unlink()
     code, made = whole_run(tmp_path, clock, baseline=path)
     assert code == 1
-    assert told in made["verdict"]["reasons"][0]
+    assert message in made["verdict"]["reasons"][0]
     assert made["verdict"]["is_met"], "the next baseline can be made of it"
-    assert told.replace("'", "&#x27;") in (tmp_path / "report.html").read_text()
-    assert len([line for line in capsys.readouterr().err.splitlines() if told in line]) == 1
+    assert message.replace("'", "&#x27;") in (tmp_path / "report.html").read_text()
+    assert len([line for line in capsys.readouterr().err.splitlines() if message in line]) == 1
 
 
 def test_the_document_contains_the_options_of_the_load(tmp_path: Path, clock: Clock) -> None:
@@ -200,7 +200,7 @@ def test_the_document_contains_the_options_of_the_load(tmp_path: Path, clock: Cl
 
 
 def test_the_pulse_is_taken_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that keeps the machine busy must not excuse itself with that."""
+    """A store that keeps the machine busy must not be excused by it."""
     done: list[str] = []
 
     def measure(folder: Path) -> dict[str, float]:
@@ -217,22 +217,22 @@ def test_the_pulse_is_taken_before_anything_is_written(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"baseline": Path("nosuch.json")}, "nosuch.json"),
         ({"report": Path("/dev/null/r.html")}, "cannot write /dev/null/r.html"),
     ],
 )
 def test_unreadable_and_unwritable_paths_are_refused_before_the_run(
-    given: dict[str, Any], told: str, tmp_path: Path
+    given: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Conductor(Options(**{"report": tmp_path / "r.html", **given}), Recorder())
 
 
 @pytest.mark.usefixtures("clock")
 def test_users_that_catch_up_do_not_hide_what_is_still_undone(tmp_path: Path) -> None:
-    """They do as much as is due, but of what was due long ago."""
+    """The users do as much as is due per second, but operations that were due long ago."""
     conductor = led(tmp_path, shape="knee")
     for second in range(20):
         for _ in range(40):

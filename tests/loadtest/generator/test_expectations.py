@@ -1,4 +1,4 @@
-"""Reads that no correct store gives are told from those that one may give."""
+"""Reads that no correct store returns are distinguished from those that it can return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ours(number: int, writer: int = 1) -> bytes:
 
 
 def write(mine: Expectations, version: int | None = None) -> int:
-    """One that is acknowledged; gives its number."""
+    """Make an acknowledged write and return its number."""
     begun = mine.begin(KEY)
     mine.acknowledged(begun, version)
     return begun.number
@@ -82,7 +82,7 @@ def test_allowed_stale_reads_excuse_no_others() -> None:
 
 
 def test_a_session_records_only_values_that_came_with_a_version() -> None:
-    """Those are told through gRPC alone, to the one client of this process."""
+    """Versions are returned only through gRPC, to the single client of this process."""
     mine = Expectations(1)
     first = write(mine)
     write(mine)
@@ -93,7 +93,7 @@ def test_a_session_records_only_values_that_came_with_a_version() -> None:
 
 
 def test_only_reads_that_may_be_stale_may_come_before_a_key_was_written() -> None:
-    """An insert that was acknowledged is read at once."""
+    """A record that was inserted and acknowledged can be read at once."""
     mine = Expectations(1)
     write(mine)
     mine.not_found(KEY, mine.floor(KEY, Level.STALE))
@@ -106,7 +106,7 @@ def test_only_reads_that_may_be_stale_may_come_before_a_key_was_written() -> Non
 
 
 def test_once_a_write_was_acknowledged_no_value_of_an_earlier_run_is_left() -> None:
-    """Nor one of the preload, which has a number of its own."""
+    """The same holds for inserts of the preload, which have their own numbers."""
     mine = Expectations(writer_of(8, 1))
     mine.check(KEY, ours(1, writer=EARLIER), mine.floor(KEY))
     mine.refused(mine.begin(KEY))
@@ -236,7 +236,7 @@ def test_a_counter_that_does_not_rise_is_wrong() -> None:
 
 
 def test_two_increments_with_the_same_result_are_wrong() -> None:
-    """Though they were under way together: one of them is lost."""
+    """Although they were concurrent: one of the two is lost."""
     mine = Expectations(1)
     early = mine.count_floor(KEY)
     mine.counted(KEY, 6, early)

@@ -1,4 +1,4 @@
-"""Processes that a load test starts while gRPC calls are under way."""
+"""Processes that a load test starts during gRPC calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ os._exit(0)
 
 
 def test_a_command_that_is_started_beside_grpc_calls_runs() -> None:
-    """gRPC's fork handlers start its threads in the child, which die when gevent closes what they poll."""
+    """The fork handlers of gRPC start its threads in the child, and these abort when gevent closes the descriptors
+    they poll."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False
     )

@@ -1,4 +1,4 @@
-"""SIGINT in a process of Locust."""
+"""SIGINT in a Locust process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ except KeyboardInterrupt:
 
 
 def test_sigint_interrupts_the_main_greenlet_and_no_other() -> None:
-    """Raised in gevent's own code, it left Locust waiting forever for a greenlet that had ended."""
+    """Raised inside gevent, it left Locust waiting forever for a greenlet that had ended."""
     command = [sys.executable, "-c", INTERRUPTED]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert answer.stdout.splitlines() == ["worked", "main interrupted"]

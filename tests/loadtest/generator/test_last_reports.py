@@ -1,4 +1,4 @@
-"""A run with workers ends when their last reports are in."""
+"""A run with workers ends when their last reports have arrived."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_users_are_stopped_and_their_reports_are_awaited() -> None:
 
 
 def test_the_constant_shape_does_not_change() -> None:
-    """Anything else is a new order to the workers, which then begin to wait anew."""
+    """Any other message is a new order to the workers, which then restart their wait."""
     reports = LastReports(100.0, 250, stop_s=10, report_s=1)
     assert {reports.target(100.0 + second, 250 - second) for second in range(10)} == {(0, 250.0)}
 

@@ -1,4 +1,4 @@
-"""Short headless runs of Locust against a real cluster, through both doors."""
+"""Short headless runs of Locust against a real cluster, through both endpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def run(cluster: Cluster, folder: Path, *options: str, file: Path = LOCUSTFILE) -> tuple[int, dict[str, Any], str, str]:
-    """Exit code, document, page, and what was said."""
+    """Return the exit code, the document, the page and the output."""
     words = ("--data-dir", str(cluster.local.data_dir), "--keys", str(KEYS), "--rate", "100", "--warmup", "1")
     return run_locust(folder, *words, *options, file=file)
 
@@ -62,16 +62,16 @@ def test_two_workers_report_a_kill_and_no_wrong_value(cluster: Cluster, tmp_path
 
 
 def test_a_value_that_was_changed_behind_its_back_fails_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    keys = [Keyspace(b"load/", KEYS, 1).record(number) for number in range(KEYS // 2)]  # of however few are read, some
+    keys = [Keyspace(b"load/", KEYS, 1).record(number) for number in range(KEYS // 2)]  # even with few reads, some
     with Client(cluster.url) as client:
-        for key, found in client.get_many(keys).items():  # loaded by the run before
+        for key, found in client.get_many(keys).items():  # loaded by the previous run
             client.put(key, found.value[:-1] + bytes((found.value[-1] ^ 1,)))
     options = ("--no-preload", "--seconds", "4", "--workload", "ycsb-c", "--keys-by", "uniform", "--errors-max", "1")
     code, made, page, said = run(cluster, tmp_path, *options)
     assert code == 1
     assert made["total"]["wrong"] > 0
-    assert all("load/r/0000000000" in told and "checksum" in told for told in made["wrong"])
-    assert {told.split()[0] for told in made["wrong"]} == {"grpc", "resp"}
+    assert all("load/r/0000000000" in message and "checksum" in message for message in made["wrong"])
+    assert {message.split()[0] for message in made["wrong"]} == {"grpc", "resp"}
     assert "reads returned wrong values" in page
     assert "reads returned wrong values" in said
 
@@ -104,7 +104,7 @@ def test_a_workload_with_an_unknown_operation_is_refused_before_the_run(cluster:
     command = [*COMMAND, "-f", str(OWN), "--data-dir", str(cluster.local.data_dir), "Careless"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 2
-    assert "loadtest: Careless.operations names what is no method of it: steal" in answer.stderr
+    assert "loadtest: Careless.operations names methods that do not exist: steal" in answer.stderr
 
 
 def test_each_run_of_the_web_pages_is_reported_separately(cluster: Cluster, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_each_run_of_the_web_pages_is_reported_separately(cluster: Cluster, tmp_
 
 
 def test_an_interrupted_run_is_reported_as_interrupted(cluster: Cluster, tmp_path: Path) -> None:
-    """As one does whose workers are gone."""
+    """This happens when the workers of a master are lost."""
     options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "600")
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", *options]
     with started(command, stderr=subprocess.PIPE) as process:
@@ -181,7 +181,7 @@ def test_a_run_that_loses_a_worker_reports_it(cluster: Cluster, tmp_path: Path) 
     ("words", "says"), [((), "127.0.0.1:9"), (("--p99-ms", "look=5"), "--p99-ms: expected operations of read, ")]
 )
 def test_a_run_that_cannot_start_reports_why_in_one_line(words: tuple[str, ...], says: str) -> None:
-    """A cluster that cannot be reached; a goal of an operation that no user has."""
+    """A cluster that cannot be reached; a goal for an operation that no user has."""
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--store", "kv://127.0.0.1:9?timeout=500ms", *words, "GrpcUser"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 2

@@ -1,4 +1,4 @@
-"""Wrong options are refused before anything runs, all at once; right ones travel to workers as plain values."""
+"""Wrong options are refused together before anything runs; right ones reach workers as plain values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_all_errors_are_reported_at_once() -> None:
 @pytest.mark.parametrize("name", ["errors-max", "achieved-min"])
 @pytest.mark.parametrize("given", ["5", "-0.1", "nan", "inf"])
 def test_a_share_is_between_none_and_all(name: str, given: str) -> None:
-    """5 would be 500 %: it would never fail anything, and so would nan."""
+    """5 would be 500 %: such a run could never fail, and with nan neither."""
     with pytest.raises(ValueError, match=f"--{name}: expected 0 to 1, got {given}"):
         with_option(name, given)
 
@@ -126,11 +126,11 @@ def test_a_local_cluster_lists_its_endpoints(tmp_path: Path) -> None:
 
 
 def test_the_connection_options_of_a_secure_cluster_are_used(tmp_path: Path) -> None:
-    """And not called without TLS, for as long as a run takes."""
+    """The endpoint is not called without TLS for the duration of a run."""
     (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [], "secure": True}))
-    for doors in (Options.client_config, Options.resp_nodes):
+    for read in (Options.client_config, Options.resp_nodes):
         with pytest.raises(ValueError, match=r"is secure; run `. client.env`, name GrpcUser, .* --store 'kvs://"):
-            doors(parsed("--data-dir", str(tmp_path)))
+            read(parsed("--data-dir", str(tmp_path)))
 
 
 def test_another_cluster_has_the_named_endpoints() -> None:

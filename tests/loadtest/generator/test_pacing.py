@@ -1,4 +1,4 @@
-"""Schedules keep their rate, whatever the store does."""
+"""Schedules keep their rate, independent of the store."""
 
 from __future__ import annotations
 

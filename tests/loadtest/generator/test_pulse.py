@@ -1,4 +1,4 @@
-"""The pulse of the machine is measured for a few seconds, and leaves nothing behind."""
+"""The pulse of the machine is measured for a few seconds, and leaves no file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_few_samples_give_no_verdict() -> None:
 
 
 def test_it_is_over_after_its_seconds_and_leaves_nothing(tmp_path: Path) -> None:
-    found = measure(tmp_path, 3.0)  # ten syncs are enough: others may want the disk meanwhile
+    found = measure(tmp_path, 3.0)  # ten syncs are enough: other processes may use the disk meanwhile
     assert 0 < found["pulse_p50_ms"] <= found["pulse_p95_ms"]
     assert list(tmp_path.iterdir()) == []
 

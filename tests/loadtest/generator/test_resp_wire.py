@@ -1,4 +1,4 @@
-"""What goes through one connection to a Redis door, and when its time is read."""
+"""The bytes of one connection to a Redis endpoint, and the moment at which their time is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvstore.loadtest.resp import Lost, ReplyError
 
 @contextmanager
 def answering(*pieces: bytes) -> Iterator[str]:
-    """A server that sends each piece after something has come, then closes; gives its address."""
+    """Run a server that sends each piece after it has received something, then closes; return its address."""
 
     def serve() -> None:
         connection, _ = listener.accept()

@@ -1,4 +1,4 @@
-"""Rates move as the shape says, and the search for the knee ends at it."""
+"""Rates follow the shape, and the search for the knee ends at the capacity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvstore.loadtest.generator.shapes import (
 
 
 def nothing(seconds: float) -> RecentResults | None:
-    """It is too early to tell."""
+    """It is too early for a verdict."""
     return None
 
 
@@ -56,7 +56,7 @@ def test_an_unknown_shape_is_refused() -> None:
 
 
 def search(capacity: float, *, start: float = 100.0, seconds: float = 10_000.0) -> KneeShape:
-    """Against a store that carries `capacity`. What it does not carry stays due, and makes later rates late."""
+    """Search against a store that carries `capacity`. The remaining operations stay due, and make later rates late."""
     knee = KneeShape(start, seconds)
     at, rate, since, late = 0.0, knee.rate(0.0, nothing), 0.0, 0.0
     while rate is not None:
@@ -84,7 +84,7 @@ def test_a_start_above_the_capacity_is_halved() -> None:
 
 
 def test_a_finer_rate_is_tried_when_nothing_is_late_any_more() -> None:
-    """The rate after 100 and 150 is 125: carried by a store that carries 130, but not with what 150 left undone."""
+    """The rate after 100 and 150 is 125: carried by a store that carries 130, but not with the backlog of 150."""
     knee = search(130.0)
     assert [(trial.per_s, trial.is_carried) for trial in knee.trials] == [
         (100.0, True),
@@ -133,7 +133,7 @@ def test_a_knee_is_between_a_rate_that_was_carried_and_one_that_was_not() -> Non
     ],
 )
 def test_a_rate_is_not_carried_if_it_is_missed_or_slow_or_fails(seen: RecentResults) -> None:
-    """Missed is what the users that run have due, which may be more than the rate."""
+    """Missed operations are those due for the running users, which can exceed the rate."""
     knee = KneeShape(100.0, 1_000.0)
     knee.rate(20.0, looks(seen))
     assert [trial.is_carried for trial in knee.trials] == [False]

@@ -68,7 +68,7 @@ os._exit(0)
 
 @pytest.mark.slow
 def test_the_sidecar_returns_results_and_errors_of_the_store() -> None:
-    """In a process that gevent has patched, as Locust's is."""
+    """In a process that gevent has patched, as Locust does."""
     with serving_in_a_thread(ModelCluster()) as servers:
         command = [sys.executable, "-c", SCRIPT, servers.patient_url]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
@@ -81,12 +81,12 @@ class Broken:
 
 
 async def test_an_exception_in_a_call_is_raised_to_its_user(caplog: pytest.LogCaptureFixture) -> None:
-    """Its user waited until it was torn away at the end of the run, and no report said a word."""
+    """Its user waited until it was killed at the end of the run, and no report mentioned it."""
     written: list[bytes] = []
     sidecar = Sidecar(cast("Any", Broken()), cast("Any", SimpleNamespace(write=written.append)))
     sidecar.take(CallRequest(7, "get", b"k", level=Level.STALE.value))
     await asyncio.gather(*sidecar._tasks)
-    await asyncio.sleep(0)  # the turn's end, at which all of it is sent
+    await asyncio.sleep(0)  # the end of the turn, at which all of it is sent
     ((result,),) = [results.results for results in Messages(CallResults).feed(b"".join(written))]
     assert result.number == 7
     assert result.error is not None

@@ -1,4 +1,4 @@
-"""Runs of Locust at a Redis door whose faults are known: the report tells of them."""
+"""Runs of Locust against a Redis endpoint with known faults: the report shows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENT = ROOT / "tests" / "loadtest" / "generator" / "patient_users.py"
 
 
 def run(redis: SmallRedis, folder: Path, *options: str, file: Path = LOCUSTFILE) -> tuple[int, dict[str, Any], str]:
-    """Exit code, document, and what was said."""
+    """Return the exit code, the document and the output."""
     words = ("--resp", redis.address, "--keys", "20", "--warmup", "1")
     code, made, _, said = run_locust(folder, *words, *options, "RespUser", file=file)
     return code, made, said
@@ -32,8 +32,8 @@ def run(redis: SmallRedis, folder: Path, *options: str, file: Path = LOCUSTFILE)
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "workers"])
 def test_operations_never_begun_and_the_last_ones_are_reported(tmp_path: Path, processes: tuple[str, ...]) -> None:
-    """Each user has five operations per second due. Its second one is under way at the end, and for longer than
-    Locust's master listens. A busy machine may take seconds to start it: the first one ends in time all the same."""
+    """Each user has five operations per second due. Its second one is in progress at the end, and for longer than the
+    Locust master listens. A busy machine may take seconds to start it: the first one ends in time anyway."""
     options = ("--workload", "ycsb-c", "--rate", "20", "--seconds", "12", "--achieved-min", "0.9")
     with small_redis(answer_s=8.0) as redis:
         code, made, said = run(redis, tmp_path, *options, *processes, file=PATIENT)
@@ -44,12 +44,12 @@ def test_operations_never_begun_and_the_last_ones_are_reported(tmp_path: Path, p
 
 
 def test_a_store_that_loses_the_first_write_to_every_key_is_detected(tmp_path: Path) -> None:
-    """It gives what was loaded before the run."""
+    """The store returns the records that were loaded before the run."""
     with small_redis(is_forgetful=True) as redis:
         code, made, said = run(redis, tmp_path, "--workload", "ycsb-a", "--rate", "50", "--seconds", "3")
     assert code == 1, said
     assert made["total"]["wrong"] > 10
-    assert all("an earlier run" in told for told in made["wrong"])
+    assert all("an earlier run" in message for message in made["wrong"])
 
 
 def test_two_workers_write_values_of_one_run(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_two_workers_write_values_of_one_run(tmp_path: Path) -> None:
 
 
 def test_a_generator_that_stalls_repeatedly_spoils_its_run(tmp_path: Path) -> None:
-    """The store answers at once; what callers would have waited for is the machine of the load."""
+    """The store answers at once; callers would have waited for the load machine."""
     report = tmp_path / "report.html"
     words = ("--workload", "ycsb-c", "--keys", "20", "--rate", "50", "--seconds", "8", "--warmup", "1")
     with small_redis() as redis:
@@ -72,8 +72,8 @@ def test_a_generator_that_stalls_repeatedly_spoils_its_run(tmp_path: Path) -> No
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             said = next(line for line in process.stderr if "All users spawned" in line)
-            told = Thread(target=process.stderr.read, daemon=True)
-            told.start()
+            reader = Thread(target=process.stderr.read, daemon=True)
+            reader.start()
             while process.poll() is None:
                 for how, seconds in ((signal.SIGSTOP, 0.3), (signal.SIGCONT, 0.2)):
                     process.send_signal(how)

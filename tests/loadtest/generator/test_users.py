@@ -1,4 +1,4 @@
-"""Users measure from when an operation was due, and tell what they never came to."""
+"""Users measure from the time an operation was due, and report operations that they never began."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
-    """Of one user with ten operations per second due, each of which takes half a second; and of users that were started
-    by hand."""
+    """Results of one user with ten operations per second due, each of which takes half a second; and of users that
+    were started by hand."""
     command = [sys.executable, "-m", "tests.loadtest.generator.stalled_users"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     found: dict[str, Any] = json.loads(answer.stdout)
@@ -47,7 +47,7 @@ def test_a_wrong_value_is_an_error_and_its_description_is_kept(figures: dict[str
 
 
 def test_each_user_class_has_every_workload_on_every_node(figures: dict[str, Any]) -> None:
-    """Though kinds are started in turn, and there are as many nodes as workloads."""
+    """This holds though user classes start in turn, and there are as many nodes as workloads."""
     workloads = ["ycsb-a", "ycsb-b", "ycsb-c"]
     assert [workload for workload, _ in figures["grpc"]] == workloads * 3
     assert [workload for workload, _ in figures["resp"]] == workloads * 3
@@ -63,7 +63,7 @@ def test_an_operation_whose_user_is_killed_was_due(figures: dict[str, Any]) -> N
 
 
 def test_the_time_of_a_failed_operation_is_its_end(figures: dict[str, Any]) -> None:
-    """A read that was received, and then a write that was not."""
+    """A read that received an answer, and then a write that did not."""
     assert figures["failed_after_s"] > 0.29
 
 
@@ -79,7 +79,7 @@ from kvstore.loadtest.generator.resp_user import RespEndpoint
 from kvstore.loadtest.generator.values import Stamp, WrongValue, encode
 from kvstore.loadtest.generator.workloads import Keyspace
 
-def told(call):
+def report(call):
     try:
         call()
     except (WrongValue, OutcomeUnknown) as error:
@@ -105,13 +105,13 @@ print(heard_before)
 
 
 def said_by(script: str) -> list[str]:
-    """The lines of one of SCRIPTS."""
+    """Return the lines of one of SCRIPTS."""
     return said_by_all()[SCRIPTS.index(script)]
 
 
 @cache
 def said_by_all() -> list[list[str]]:
-    """Of each script its lines; Locust is loaded once for all of them, in a process of its own."""
+    """Return the lines of each script; Locust is loaded once for all of them, in a separate process."""
     scripts = "".join(f"exec({script!r}, {{**globals()}})\nprint({END!r})\n" for script in SCRIPTS)
     command = [sys.executable, "-c", DOOR + scripts]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
@@ -131,11 +131,11 @@ client = SimpleNamespace(scan=lambda *_, **__: iter(page))
 endpoint = GrpcEndpoint(client, judge, keys, Level.LINEARIZABLE)
 for key, _ in page:
     judge.acknowledged(judge.begin(key), version=5)
-told(lambda: endpoint.scan(keys.records, b"u", 2))
+report(lambda: endpoint.scan(keys.records, b"u", 2))
 page[0] = (page[0][0], item(page[0][0], 1, 4))
-told(lambda: endpoint.scan(keys.records, b"u", 2))
+report(lambda: endpoint.scan(keys.records, b"u", 2))
 page[:] = [(page[0][0], item(page[0][0], 1, 5)), (page[1][0], item(page[1][0], 2, 5))]
-told(lambda: endpoint.scan(keys.records, b"u", 2))
+report(lambda: endpoint.scan(keys.records, b"u", 2))
 """
 
 
@@ -152,9 +152,9 @@ key = keys.record(0)
 endpoint = RespEndpoint(["h:1"], 0, judge, keys)
 endpoint._ask = lambda verb, *_, is_read: (b"0", [key]) if verb == b"SCAN" else [encode(key, Stamp(1, 1), 60)]
 judge.acknowledged(judge.begin(key))
-told(lambda: endpoint.scan(keys.records, b"u", 2))
+report(lambda: endpoint.scan(keys.records, b"u", 2))
 judge.acknowledged(judge.begin(key))
-told(lambda: endpoint.scan(keys.records, b"u", 2))
+report(lambda: endpoint.scan(keys.records, b"u", 2))
 """
 
 
@@ -169,21 +169,21 @@ found = [None]
 client = SimpleNamespace(get=lambda key, level: found[0], put=lambda *_, **__: 4)
 resp = RespEndpoint(["h:1"], 0, judge, keys)
 resp._ask = lambda *words, is_read: None if not is_read else encode(key, Stamp(1, 1), 60)
-doors = {level: GrpcEndpoint(client, judge, keys, level) for level in Level}
+endpoints = {level: GrpcEndpoint(client, judge, keys, level) for level in Level}
 resp.write(key, 60)
 resp.write(key, 60)
 for found[0] in (None, item(key, 1, 3)):
     for level in (Level.LINEARIZABLE, Level.SESSION, Level.STALE):
         print(level.name)
-        told(lambda: doors[level].read(key))
-told(lambda: resp.read(key))
+        report(lambda: endpoints[level].read(key))
+report(lambda: resp.read(key))
 print("MODIFY")
-told(lambda: doors[Level.STALE].modify(key, 60))
+report(lambda: endpoints[Level.STALE].modify(key, 60))
 """
 
 
 def test_each_endpoint_and_level_has_its_own_expectations() -> None:
-    """Two writes through the Redis endpoint; then what a replica behind them gives."""
+    """Two writes through the Redis endpoint; then a read from a replica that lags behind."""
     absent = "b't/r/000000000000' is absent, but was written: version unknown"
     old = "b't/r/000000000000' holds our write 1, which a later write had overwritten"
     assert said_by(LEVELS) == [
@@ -203,14 +203,14 @@ key = keys.record(0)
 grpc = GrpcEndpoint(SimpleNamespace(put=fail), judge, keys, Level.LINEARIZABLE)
 resp = RespEndpoint(["h:1"], 0, judge, keys)
 resp._ask = fail
-told(lambda: grpc.write(key, 60))
-told(lambda: resp.write(key, 60))
+report(lambda: grpc.write(key, 60))
+report(lambda: resp.write(key, 60))
 last = [judge.begin(key) for _ in range(2)]
 for each in last:
     judge.acknowledged(each)
 judge.acknowledged(judge.begin(key))
 for number in (1, 2, 3):
-    told(lambda: judge.check(key, encode(key, Stamp(1, number), 60), judge.floor(key)))
+    report(lambda: judge.check(key, encode(key, Stamp(1, number), 60), judge.floor(key)))
 """
 
 
@@ -227,9 +227,9 @@ judge, keys = Expectations(1), Keyspace(b"t/", 1, 1)
 found = [None]
 client = SimpleNamespace(get=lambda key, level: found[0], put=lambda *_, **__: 5)
 endpoint = GrpcEndpoint(client, judge, keys, Level.LINEARIZABLE)
-told(lambda: endpoint.compare_and_set(0, 60))
+report(lambda: endpoint.compare_and_set(0, 60))
 found[0] = Item(encode(keys.register(0), Stamp(0, 1), 60), 5, 1, 1, 0)
-told(lambda: endpoint.compare_and_set(0, 60))
+report(lambda: endpoint.compare_and_set(0, 60))
 """
 
 
@@ -248,7 +248,7 @@ endpoint = RespEndpoint(["h:1"], 0, judge, keys)
 endpoint._ask = lambda verb, *words, is_read: next(pages) if verb == b"SCAN" else [values[word] for word in words]
 for _ in range(3):
     assert endpoint.scan(keys.records, b"u", 2) > 0
-told(lambda: endpoint.scan(keys.records, b"u", 2))
+report(lambda: endpoint.scan(keys.records, b"u", 2))
 """
 
 

@@ -1,4 +1,4 @@
-"""A value proves whose it is, and that it is whole."""
+"""A value shows its key and writer, and that it is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixes are what they are called."""
+"""Mixes match their names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_registers_and_counters_are_not_records() -> None:
 
 @pytest.mark.parametrize(("keys", "size", "lengths"), [(2_500, 100, [1_000, 1_000, 500]), (20, 1 << 20, [8, 8, 4])])
 def test_initial_records_are_split_into_parts_of_one_message(keys: int, size: int, lengths: list[int]) -> None:
-    """A thousand values of a mebibyte were one call, in which a client's time ran out."""
+    """A thousand values of a mebibyte were one call, whose deadline passed."""
     draws, keyspace = Draws(replace(WORKLOADS["ycsb-a"], sizes=str(size)), keys), Keyspace(b"t/", keys, 1)
     parts = list(first_values(keyspace, draws, Expectations(1), Random(1)))
     assert [len(part) for part in parts] == lengths

@@ -1,4 +1,4 @@
-"""A fall against the stored figures is told from noise, and only like is compared with like."""
+"""A regression from the stored figures is distinguished from noise, and only similar runs are compared."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_each_rate_has_its_tolerance(figure: str, still: float, no_more: float) 
 def test_each_operation_of_each_endpoint_is_judged_separately(
     door: str, figure: str, still: float, no_more: float
 ) -> None:
-    """Medians may rise by a millisecond whatever they were, tails by five."""
+    """Medians may rise by a millisecond in every case, tails by five."""
     assert fallen(with_read(door, **{figure: still})) == []
     assert fallen(with_read(door, **{figure: no_more})) == [f"{door} read {figure}"]
 
@@ -160,11 +160,11 @@ def test_another_run_or_machine_is_not_compared(part: str, name: str) -> None:
 
 
 def test_runs_of_different_length_are_compared_only_at_a_steady_rate() -> None:
-    """A short run beside the stored one was not judged at all."""
+    """A short run was not judged against the stored one at all."""
     short = changed("options", seconds=30.0, warmup=3.0)
     assert differences(baseline_of(RUN), short) == []
     assert fallen(short | {"total": {"per_s": 100.0, "achieved": 1.0}}) == ["per_s"]
-    stored = baseline_of(RUN) | {"made": RUN["options"]}  # as those that were stored with their length
+    stored = baseline_of(RUN) | {"made": RUN["options"]}  # as stored together with their length
     assert differences(stored, changed("options", seconds=30.0, report="y.html", seed=1) | {}) == []
     of_step = changed("options", shape="step")
     (reason,) = differences(baseline_of(of_step), changed("options", shape="step", seconds=30.0))
@@ -242,7 +242,7 @@ def test_a_run_that_failed_is_not_stored(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_run_with_an_unusable_baseline_can_become_the_next_one(tmp_path: Path) -> None:
-    """That the baseline cannot be read is nothing that the run did."""
+    """An unreadable baseline is no fault of the run."""
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
     results.write_text(json.dumps(changed("verdict", reasons=["cannot compare with the baseline"])))
     assert run_compare(results, baseline, Tolerance(), save=True) == 0

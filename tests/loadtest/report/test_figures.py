@@ -1,4 +1,4 @@
-"""The document says what was measured, and the verdict fails what must not pass."""
+"""The document shows all measurements, and the verdict fails every unacceptable run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_operations_that_were_due_and_never_done_count_against_the_rate() -> Non
 
 
 def test_a_goal_for_p99_is_not_met_by_those_alone_that_were_done() -> None:
-    """The store stood still for the second half, nobody ever got an answer then, and p99 was 2 ms."""
+    """The store stopped for the second half, no caller received an answer then, and p99 was 2 ms."""
     recorder = measured()
     recorder.abandoned(BEGAN + 10 + number / 10 for number in range(100))
     assert document(recorder, run())["verdict"]["is_met"]
@@ -82,7 +82,7 @@ def test_a_goal_for_p99_is_not_met_by_those_alone_that_were_done() -> None:
 
 
 def test_an_event_after_the_run_affected_no_caller() -> None:
-    """It said that no operation was done in its second."""
+    """The document showed no operation in its second."""
     events = [Event(BEGAN + 25, "remove partition p7", "done after 9.0 s", ended=BEGAN + 34)]
     (event,) = document(measured(), run(events=events))["events"]
     assert (event["watched_s"], event["disturbed_s"], event["least_done"], event["max_ms"]) == (0, 0, None, None)
@@ -116,7 +116,7 @@ def late(recorder: Recorder, *, late_s: float, took_s: float = 0.187) -> Recorde
 
 
 def test_a_run_whose_generator_was_late_is_neither_good_nor_bad() -> None:
-    """p99 of 187 ms passed: the generator had a quarter of a processor, and nobody asked how long it waited for it."""
+    """p99 of 187 ms passed: the generator had a quarter of a processor, and its processor wait was not measured."""
     made = document(late(measured(), late_s=0.12), run(goals=Goals(p99_ms={"": 50.0}, achieved_min=1.0)))
     verdict = made["verdict"]
     assert (verdict["is_met"], verdict["reasons"]) == (False, [])
@@ -138,7 +138,7 @@ def test_where_everything_is_overloaded_on_purpose_lateness_is_a_note() -> None:
 
 
 def test_a_slow_store_misses_its_goal_and_spoils_nothing() -> None:
-    """p99 of 700 ms passed without a word."""
+    """p99 of 700 ms passed without a message."""
     recorder = late(measured(), late_s=0.003, took_s=0.7)
     verdict = document(recorder, run(goals=Goals(p99_ms={"read": 250.0})))["verdict"]
     assert verdict["spoiled"] == []

@@ -1,4 +1,4 @@
-"""How long operations may take can be set, for each kind."""
+"""A latency goal can be set for each kind of operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers measured adds up to what one process would have measured."""
+"""The sum of the workers' measurements equals the measurements of a single process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_latencies_below_a_millisecond_are_distinguished() -> None:
 
 def test_late_operations_are_measured_from_their_due_time() -> None:
     recorder = Recorder()
-    for number in range(20):  # a stall of two seconds, then all at once
+    for number in range(20):  # a stall of two seconds, then all operations at once
         recorder.done("grpc", "read", intended=10.0 + number / 10, ended=12.0, service_s=0.001)
     tally = recorder.tallies["grpc", "read"]
     assert tally.responses.get_value_at_percentile(50) == pytest.approx(1_000_000, rel=0.01)
@@ -157,7 +157,7 @@ def test_reading_the_latest_seconds_changes_no_others() -> None:
 
 
 class TouchedCells(dict[int, TimelineSecond]):
-    """Notes which seconds are asked for."""
+    """Records the requested seconds."""
 
     def __init__(self, cells: dict[int, TimelineSecond]) -> None:
         super().__init__(cells)
@@ -183,9 +183,9 @@ def test_the_processor_wait_is_the_share_of_the_worst_process(
 
 
 def test_the_processor_wait_of_a_process_is_read_from_linux() -> None:
-    """Two that are busy on one processor wait half of the time."""
-    told = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60, check=True)
-    assert float(told.stdout) > 0.2, "seconds of one"
+    """Two threads that are busy on one processor wait half of the time."""
+    answer = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60, check=True)
+    assert float(answer.stdout) > 0.2, "seconds of one"
 
 
 STARVED = """

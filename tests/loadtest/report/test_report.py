@@ -1,4 +1,4 @@
-"""The page holds everything, stands alone, and marks the events on every timeline."""
+"""The page contains all figures, needs no other file, and marks the events on every timeline."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_timeline_is_well_formed_and_marks_every_event() -> None:
 
 
 def test_an_event_after_the_run_is_listed_and_on_no_chart() -> None:
-    """Its mark was beside the chart, with a band of a negative width."""
+    """Its mark was beside the chart, with a band of negative width."""
     document = made()
     document["events"].append(
         {
@@ -91,7 +91,7 @@ def test_the_page_loads_no_external_resource() -> None:
 
 def test_the_page_shows_operations_errors_events_and_the_knee() -> None:
     text = page(made(), [FigureChange("p99_ms", stored=3.0, pace=1.0, now=9.0, limit=8.0, is_fallen=True)])
-    for told in (
+    for expected in (
         "OutcomeUnknown",
         "kill -9 n2",
         "ready after 1.5 s",
@@ -100,7 +100,7 @@ def test_the_page_shows_operations_errors_events_and_the_knee() -> None:
         "WORSE",
         "✓ all goals met",
     ):
-        assert told in text
+        assert expected in text
     assert "<p>Note: a process of it used 97% of a processor</p>" in text
 
 
@@ -119,7 +119,7 @@ def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:
 
 
 def test_an_unreadable_baseline_is_shown_in_the_report_header_too() -> None:
-    """The exit code is 1, whatever the run itself did."""
+    """The exit code is 1 for every run."""
     document = made()
     document["verdict"]["reasons"].append("the baseline x.json cannot be read")
     text = page(document)

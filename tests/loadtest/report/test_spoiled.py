@@ -1,4 +1,4 @@
-"""A run that its own machine has spoiled is told from one that a slow store has made slow."""
+"""A run that was spoiled by its own machine is distinguished from one made slow by the store."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def test_late_requests_spoil_a_run_and_a_slow_store_does_not(
 ) -> None:
     found = spoils(total(p99_ms=p99_ms, late_p99_ms=late_p99_ms), queued)
     assert len(found) == len(words)
-    assert all(word in told for word, told in zip(words, found, strict=True))
+    assert all(word in message for word, message in zip(words, found, strict=True))

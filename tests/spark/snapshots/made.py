@@ -1,4 +1,4 @@
-"""Snapshots made by hand, of a store that is a list of changes: what tests of files, chains and checks work on."""
+"""Snapshots made by hand from a store that is a list of changes: the input of tests of files, chains and checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Change:
-    """One line of a partition's log."""
+    """One entry of a partition's log."""
 
     key: bytes
     value: bytes | None
@@ -35,7 +35,7 @@ class Change:
 
 
 def file_of(folder: Path, partition: str, changes: Sequence[Change], number: int = 0) -> DataFile:
-    """Write a file below a snapshot's folder."""
+    """Write a file in the folder of a snapshot."""
     (folder / manifests.DATA).mkdir(parents=True, exist_ok=True)
     name = f"{manifests.DATA}/{partition}-{number:05d}.parquet"
     writer = TableWriter(folder / name, partition)
@@ -47,7 +47,7 @@ def file_of(folder: Path, partition: str, changes: Sequence[Change], number: int
 
 
 def places_of(log: Sequence[Change]) -> tuple[PartitionPosition, ...]:
-    """Where each partition's log ends, at a MARK behind all of that."""
+    """Return the end of each partition's log, at a MARK after all of it."""
     time_ms = 1 + max((change.time_ms for change in log), default=EPOCH_MS)
     found = []
     for partition, ranges in RANGES.items():
@@ -90,7 +90,7 @@ def manifest_of(
 
 
 def full(store: DirectoryStore, name: str, log: Sequence[Change], *, hour: int = 0) -> Manifest:
-    """What the log leaves, published."""
+    """Publish a full snapshot of the log."""
     last = {change.key: change for change in log}
     kept = sorted((c for c in last.values() if c.value is not None), key=lambda c: (token_of(c.key), c.key))
     return _published(store, manifest_of(name, None, places_of(log), hour=hour), kept)
@@ -99,7 +99,7 @@ def full(store: DirectoryStore, name: str, log: Sequence[Change], *, hour: int =
 def incremental(
     store: DirectoryStore, name: str, parent: Manifest, log: Sequence[Change], *, hour: int = 1
 ) -> Manifest:
-    """What the log says behind the parent, published."""
+    """Publish an incremental of the log entries after the parent."""
     before = parent.places()
     new = [change for change in log if change.sequence > before[change.partition].sequence]
     return _published(store, manifest_of(name, parent, places_of(log), hour=hour), new)
@@ -125,7 +125,7 @@ def _published(store: DirectoryStore, manifest: Manifest, rows: Sequence[Change]
 
 
 def some_log(count: int, *, keys: int = 50, start: int = 0) -> list[Change]:
-    """Puts and deletes of a few keys, one a second."""
+    """Puts and deletes of a few keys, one per second."""
     found = []
     for number in range(start, start + count):
         key = b"key-%d" % (number * 7919 % keys)

@@ -1,4 +1,4 @@
-"""An S3 server on this machine (moto's), which clients reach over HTTP as they reach any."""
+"""An S3 server on this machine (moto's), which clients reach over HTTP."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ BUCKET = "backups"
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """The URL of an empty bucket. The environment says how it is reached: to this process, and to those that it
-    starts."""
+    """Yield the URL of an empty bucket. The environment contains its address: for this process and for its children."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -45,6 +44,6 @@ def s3_server() -> Iterator[str]:
 
 
 def _forget() -> None:
-    """Clients of another server than the environment names now."""
+    """Discard clients of another server than the one in the environment."""
     remote._shared.clear()
     S3FileSystem.clear_instance_cache()

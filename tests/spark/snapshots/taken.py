@@ -1,4 +1,4 @@
-"""What tests of snapshots of a real cluster share: taking them, and what they must hold by the logs."""
+"""Helpers for snapshots of a real cluster: making them, and their expected contents by the logs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kvstore.devcluster.processes import is_alive
 from kvstore.spark.snapshots import chains, compare, tasks, verify
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import WORK, DirectoryStore
-from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest
-from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.planning import SnapshotRequest
 from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
+from kvstore.spark.snapshots.spark_tables import SparkTables
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Tables
 from kvstore.spark.snapshots.usable import stored_files
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 ROWS = 4000
 SPLIT_BYTES = 128 << 10
-"""Small, so that a full snapshot of `fill` has about 25 tasks and can be interrupted in its middle. The value of a MiB
-counts for the rows beside it as well where the server estimates a size: splits of 32 KiB gave 111 tasks."""
+"""Small, so that a full snapshot of `fill` has about 25 tasks and can be interrupted in the middle. Where the server
+estimates a size, the value of a MiB counts for its neighbours too: splits of 32 KiB gave 111 tasks."""
 BIG = b"\x07" * (1 << 20)
 ONE_FILE = """
 import threading
@@ -56,11 +56,11 @@ def write_one(*given):
 
 runners.write_piece = write_one
 """
-"""What a driver without Spark runs first, to finish one file and no more."""
+"""The code that a driver without Spark runs first, to finish one file only."""
 
 
 def fill(client: Client) -> None:
-    """Many small keys, and some that are special."""
+    """Many small keys and some special ones."""
     rows = {b"key%05d" % number: b"%d" % number * 20 for number in range(ROWS)}
     names = sorted(rows)
     for at in range(0, ROWS, 500):
@@ -85,7 +85,7 @@ def wanted(cluster: Cluster, parent: Manifest | None = None, **more: Any) -> Sna
 def take(
     spark: SparkSession | None, cluster: Cluster, store: DirectoryStore, parent: Manifest | None = None, **more: Any
 ) -> Manifest:
-    """By Spark's tasks; where the claim is not about these, by threads of this process."""
+    """By tasks of Spark; where the test is not about these, by threads of this process."""
     runner = SparkRunner(spark) if spark else ThreadRunner()
     return create(store, wanted(cluster, parent, **more), runner, lambda *_: None)
 
@@ -97,7 +97,7 @@ def rows_of(store: DirectoryStore, manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def replayed(cluster: Cluster, manifest: Manifest) -> dict[bytes, dict[str, Any]]:
-    """What the logs leave, up to the manifest's positions: read by another way than the snapshot was."""
+    """Return the contents of the logs up to the manifest's positions, read by a different method than the snapshot."""
     last: dict[bytes, dict[str, Any]] = {}
     for place in manifest.partitions:
         for batch in tasks.changes(config(cluster), place.partition, 0, place.sequence):
@@ -109,7 +109,7 @@ def replayed(cluster: Cluster, manifest: Manifest) -> dict[bytes, dict[str, Any]
 
 
 def held(store: DirectoryStore, last: Manifest) -> dict[bytes, dict[str, Any]]:
-    """What a chain says is there."""
+    """Return the contents of a chain."""
     found: dict[bytes, dict[str, Any]] = {}
     for manifest in chains.chain_of(store.load_all(), last.id):
         for row in rows_of(store, manifest):
@@ -121,7 +121,8 @@ def held(store: DirectoryStore, last: Manifest) -> dict[bytes, dict[str, Any]]:
 
 
 def assert_right(cluster: Cluster, store: DirectoryStore, last: Manifest) -> None:
-    """Each file as described, nothing else in the directory, all of it what the logs say; no pin of it is left."""
+    """Check that each file is as described, that the directory contains nothing else, that all of it agrees with the
+    logs, and that no pin is left."""
     chain = chains.chain_of(store.load_all(), last.id)
     assert list(verify.problems_of(store, chain)) == []
     assert store.remains() == []
@@ -134,14 +135,14 @@ def assert_right(cluster: Cluster, store: DirectoryStore, last: Manifest) -> Non
 
 
 def _contents(rows: dict[bytes, dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
-    """Without the partition: a change is in its old owner's log, and in a full snapshot at its new one's."""
+    """Without the partition: a change is in the log of its old owner, and in a full snapshot at the new one."""
     return {key: {**row, "partition": None} for key, row in rows.items()}
 
 
 def assert_store_is_the_same(
     spark: SparkSession | None, cluster: Cluster, store: DirectoryStore, last: Manifest
 ) -> None:
-    """By Spark; where the claim is not about that, by this process."""
+    """By Spark; where the test is not about that, by this process."""
     chain = chains.chain_of(store.load_all(), last.id)
     found = compare.against_origin(tables_of(spark), store, chain, config(cluster), 5)
     assert found.count == 0, found
@@ -149,12 +150,12 @@ def assert_store_is_the_same(
 
 
 def tables_of(spark: SparkSession | None) -> Tables[Any]:
-    return SparkTables(spark) if spark else HereTables()
+    return SparkTables(spark) if spark else LocalTables()
 
 
 @contextmanager
 def writing(cluster: Cluster) -> Iterator[list[int]]:
-    """Somebody writes and deletes all the time."""
+    """Write and delete continuously."""
     ended = threading.Event()
     done = [0]
 
@@ -177,20 +178,20 @@ def writing(cluster: Cluster) -> Iterator[list[int]]:
 
 @contextmanager
 def meanwhile(store: DirectoryStore, what: Callable[[], object]) -> Iterator[None]:
-    """Does something once the first file of a snapshot is finished, and before it is published. What it raises fails
+    """Call a function once the first file of a snapshot is finished, and before it is published. Its exception fails
     the test."""
     failed: list[BaseException] = []
     publish = Work.publish
 
     def publish_then(work: Work, *given: Any) -> Manifest:
-        actor.join()  # this process may have stood still for as long as the other files took
+        actor.join()  # this process may have been delayed for the duration of the other files
         return publish(work, *given)
 
     def act() -> None:
         try:
             wait_until_blocking(lambda: notes(store), timeout_s=120, what="a first file")
             what()
-        except BaseException as error:  # noqa: BLE001 - told to the test's own thread
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
             failed.append(error)
 
     actor = threading.Thread(target=act)
@@ -211,8 +212,8 @@ def notes(store: DirectoryStore) -> list[Path]:
 def running(
     cluster: Cluster, log: Path, *words: str, master: str = "local[1]", first: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A `kvstore snapshot` command on the cluster, with a Spark of its own unless `master` is `none`; killed at the
-    end. `first`: what its process runs before."""
+    """Run a `kvstore snapshot` command on the cluster, with its own Spark unless `master` is `none`; it is killed at
+    the end. `first`: code that its process runs before."""
     start = ("-c", f"{first}\nfrom kvstore.__main__ import main\nmain()") if first else ("-m", "kvstore")
     line = [sys.executable, *start, "snapshot", *words, "--data-dir", str(cluster.local.data_dir)]
     with log.open("wb") as output:
@@ -226,7 +227,7 @@ def running(
 
 
 def kill(driver: subprocess.Popen[bytes], how: signal.Signals = signal.SIGKILL) -> None:
-    """Returns when all is gone that it had started."""
+    """Return when all its child processes have ended."""
     if driver.poll() is not None:
         return
     family = psutil.Process(driver.pid).children(recursive=True)

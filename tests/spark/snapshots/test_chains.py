@@ -1,4 +1,4 @@
-"""What stands on what, where chains are cut, and that pruning never breaks one."""
+"""Which snapshot continues which, where chains are cut, and that pruning never breaks a chain."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def at(sequence: int, hour: int) -> tuple:
 
 
 def line(*parents: int | None) -> Catalogue:
-    """Snapshot i, taken in hour i, continues parents[i]."""
+    """Snapshot i, made in hour i, continues parents[i]."""
     made: list[Manifest] = []
     for number, parent in enumerate(parents):
         above = None if parent is None else made[parent]
@@ -37,7 +37,7 @@ def line(*parents: int | None) -> Catalogue:
 
 @st.composite
 def catalogues(draw: st.DrawFn) -> Catalogue:
-    """Any history: each snapshot is a full one or continues some earlier one."""
+    """Any history: each snapshot is a full one or continues an earlier one."""
     count = draw(st.integers(1, 24))
     hours = [draw(st.none() | st.integers(0, number - 1)) if number else None for number in range(count)]
     return line(*hours)
@@ -67,13 +67,13 @@ def test_the_parents_of_a_kept_snapshot_stay() -> None:
 
 
 def test_the_newest_of_each_day_is_kept() -> None:
-    catalogue = line(*[None] * 60)  # one an hour from 22:13, over four days
+    catalogue = line(*[None] * 60)  # one per hour from 22:13, over four days
     kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3))})
     assert kept == ["s025", "s049", "s059"]
 
 
 def test_a_wrong_date_of_the_machine_that_takes_snapshots_lets_none_go() -> None:
-    """Seven hourly ones of made-up days must not push out the real days."""
+    """Seven hourly ones of invented days must not displace the real days."""
     catalogue = line(*[None] * 60)
     for number in range(53, 60):
         name = f"s{number:03d}"
@@ -153,9 +153,9 @@ def test_a_moment_needs_the_chain_up_to_it(hour: float, needed: list[str]) -> No
     assert [each.id for each in covering(line(None, 0, 1, 2), "s003", cut)] == needed
 
 
-@pytest.mark.parametrize(("hours", "told"), [(-1, "is before snapshot s000"), (9, "is after snapshot s001")])
-def test_a_moment_outside_is_refused(hours: int, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+@pytest.mark.parametrize(("hours", "message"), [(-1, "is before snapshot s000"), (9, "is after snapshot s001")])
+def test_a_moment_outside_is_refused(hours: int, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         covering(line(None, 0), "s001", Cut(time_ms=EPOCH_MS + hours * HOUR_MS))
 
 
@@ -189,7 +189,7 @@ def idle() -> Catalogue:
 
 
 def test_an_incremental_that_adds_nothing_cuts_no_chain() -> None:
-    """`restore` stopped before it, and brought old values back; `verify` looked at nothing behind it."""
+    """`restore` stopped before it, and brought old values back; `verify` checked nothing after it."""
     assert [each.id for each in covering(idle(), "s002", Cut())] == ["s000", "s001", "s002"]
     assert [each.id for each in covering(idle(), "s002", Cut(sequences={"p1": 15}))] == ["s000", "s001", "s002"]
     later = Cut(time_ms=EPOCH_MS + 3 * HOUR_MS // 2)
@@ -201,7 +201,7 @@ def test_all_of_a_chain_is_its_last_one_too_where_that_adds_nothing() -> None:
 
 
 def test_a_snapshot_clock_that_is_set_back_makes_no_snapshot_older() -> None:
-    """Pruned was the newest."""
+    """The newest one was pruned."""
     catalogue = line(None, None)
     catalogue["s001"] = replace(catalogue["s001"], started_ms=EPOCH_MS - HOUR_MS)
     assert [each.id for each in in_order(catalogue)] == ["s000", "s001"]
@@ -209,7 +209,7 @@ def test_a_snapshot_clock_that_is_set_back_makes_no_snapshot_older() -> None:
 
 
 def test_a_snapshot_clock_that_is_ahead_promises_no_restore_times() -> None:
-    """What was written up to there was not in it, and was restored as not there."""
+    """Changes up to that time were not in it, and were restored as missing."""
     catalogue = line(None)
     catalogue["s000"] = replace(catalogue["s000"], started_ms=EPOCH_MS + 5 * HOUR_MS)
     with pytest.raises(InvalidRequest, match=r"is after snapshot s000, complete up to 2023-11-14T22:13:19\.999"):

@@ -1,4 +1,5 @@
-"""What an incremental reads of a log: each change behind its parent once, deletes too, page by page."""
+"""The changes that an incremental reads from a log: each change after its parent once, including deletes, page by
+page."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ KINDS = (feed_pb2.CREATED, feed_pb2.OVERWRITTEN, feed_pb2.DELETED, feed_pb2.EXPI
 
 
 class Feed(OpenedFeed):
-    """A log of which every change has the next sequence, in small pages. It is shown up to `end`."""
+    """A log in which every change has the next sequence, in small pages. It is readable up to `end`."""
 
     end = 20
 

@@ -17,7 +17,7 @@ WAIT_S = 30
 
 
 class Servers:
-    """What is pinned there, and for how long."""
+    """The pins of the servers, and their durations."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, during: type[BaseException] | None = None) -> None:
         self.pinned: dict[str, float] = {}

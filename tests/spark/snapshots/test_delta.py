@@ -1,4 +1,4 @@
-"""A chain of snapshots as a Delta table: what was there at each of them is a version of it."""
+"""A chain of snapshots as a Delta table: the contents of each snapshot are a version of the table."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_snapshot_is_a_version_and_the_next_adds_only_later_changes(
 
 
 def test_another_full_snapshot_of_the_cluster_is_written_over_it(store: DirectoryStore, tmp_path: Path) -> None:
-    """As on Sundays: no incremental leads there from the one at which the table is."""
+    """As on Sundays: no incremental leads there from the snapshot of the table."""
     table = tmp_path / "table"
     log = FIRST + SECOND + THIRD
     delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))

@@ -1,4 +1,4 @@
-"""What Spark makes of an error, pages of two stacks, becomes the one line that says what went wrong."""
+"""An error of Spark, pages of two stacks, becomes a single line with the cause."""
 
 import pytest
 from py4j.protocol import Py4JError

@@ -1,5 +1,5 @@
-"""A chain of snapshots is what its logs leave, up to any cut; and two of them differ where their records do. By Spark,
-and by this process alone."""
+"""A chain of snapshots equals the result of its logs, up to any cut; and two chains differ where their records do. By
+Spark, and by this process alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import StoreError
-from kvstore.spark.snapshots import chains, here
+from kvstore.spark.snapshots import chains, local_tables
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.tables import CONTENT, EXACT, Tables
 from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental, some_log
 
@@ -43,8 +43,8 @@ def model(log: list[Change]) -> dict[bytes, tuple[bytes, int]]:
 @pytest.fixture(params=["here", pytest.param("spark", marks=pytest.mark.spark)])
 def tables(request: pytest.FixtureRequest) -> Tables[Any]:
     if request.param == "here":
-        return HereTables()
-    from kvstore.spark.snapshots.on_spark import SparkTables
+        return LocalTables()
+    from kvstore.spark.snapshots.spark_tables import SparkTables
 
     return SparkTables(request.getfixturevalue("spark"))
 
@@ -52,7 +52,7 @@ def tables(request: pytest.FixtureRequest) -> Tables[Any]:
 def records(tables: Tables[Any], store: DirectoryStore, last: str, cut: Cut) -> dict[bytes, tuple[bytes, int]]:
     chain = chains.covering(store.load_all(), last, cut)
     table = tables.folded(store, chain, cut)
-    if isinstance(table, here.Rows):
+    if isinstance(table, local_tables.Rows):
         rows = [row for batch in table.batches() for row in batch.to_pylist()]
     else:
         rows = [row.asDict() for row in table.collect()]
@@ -62,7 +62,7 @@ def records(tables: Tables[Any], store: DirectoryStore, last: str, cut: Cut) -> 
 
 
 def at(count: int) -> Cut:
-    """After so many changes: no snapshot stands at the very moment of a write."""
+    """After so many changes: no snapshot is at the exact time of a write."""
     return Cut(time_ms=EPOCH_MS + (count - 1) * 1000 + 1)
 
 
@@ -73,7 +73,7 @@ def test_a_chain_is_what_the_log_leaves(tables: Tables[Any], store: DirectorySto
 
 @pytest.mark.parametrize("count", [60, 61, 119, 120, 121, 175])
 def test_a_chain_can_be_cut_at_any_moment(store: DirectoryStore, count: int) -> None:
-    assert records(HereTables(), store, "c", at(count)) == model(LOG[:count])
+    assert records(LocalTables(), store, "c", at(count)) == model(LOG[:count])
 
 
 def test_a_chain_can_be_cut(tables: Tables[Any], store: DirectoryStore) -> None:
@@ -100,7 +100,7 @@ def test_a_record_is_gone_at_its_expiry(tables: Tables[Any], tmp_path: Path) -> 
 
 @dataclass(frozen=True)
 class Moving(Change):
-    """Of a key whose range changes hands."""
+    """A key whose range moves."""
 
     owner: str = "p1"
 
@@ -114,7 +114,7 @@ class Moving(Change):
 def test_any_chain_is_the_state_at_any_cut(
     tmp_path_factory: pytest.TempPathFactory, seed: int, ends: list[int], count: int
 ) -> None:
-    """Puts and deletes of binary, long and empty keys and values, over partitions, snapshots at any of them."""
+    """Puts and deletes of binary, long and empty keys and values, over partitions, with snapshots at any of them."""
     chooser = random.Random(seed)
     keys = [b"", b"\0", b"\xff\xfe", b"k" * 4096, b"a", b"b"][1:]
     log: list[Change] = []
@@ -128,9 +128,9 @@ def test_any_chain_is_the_state_at_any_cut(
     for hour, end in enumerate(others, start=1):
         last = incremental(store, f"b{hour}", last, log[:end], hour=hour)
     end = max(ends)
-    assert records(HereTables(), store, last.id, Cut()) == model(log[:end])
+    assert records(LocalTables(), store, last.id, Cut()) == model(log[:end])
     if first < count < end:
-        assert records(HereTables(), store, last.id, at(count)) == model(log[:count])
+        assert records(LocalTables(), store, last.id, at(count)) == model(log[:count])
 
 
 def test_two_snapshots_differ_where_their_records_do(tables: Tables[Any], store: DirectoryStore) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots of a real cluster by a real Spark, while processes are killed: whole and right, or not there at all."""
+"""Snapshots of a real cluster by a real Spark, while processes are killed: complete and correct, or absent."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from kvstore.spark.snapshots import compare, runners, tasks
 from kvstore.spark.snapshots import create as jobs
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.objects import RemoteStore
-from kvstore.spark.snapshots.on_spark import SparkTables
 from kvstore.spark.snapshots.planning import SnapshotRequest, plan_snapshot
 from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.runners import ThreadRunner
+from kvstore.spark.snapshots.spark_tables import SparkTables
 from kvstore.spark.snapshots.stored import StoredFile
 from kvstore.spark.snapshots.table import TableWriter, read_table
 from kvstore.spark.snapshots.work import Work
@@ -78,7 +78,7 @@ def store(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(tmp_path / "snapshots")
 
 
-# ── S1, S3, S4: what is in it ──
+# ── S1, S3, S4: contents ──
 
 
 def test_full_and_incremental_are_the_logs_at_their_positions(
@@ -120,13 +120,13 @@ def test_a_store_that_differs_is_found(
     rows = rows_of(store, first)
     other = DirectoryStore(store.root.parent / "other")
     forged = _forged(other, first, [row for row in rows if row["key"] != b"key00007"])
-    for tables in (SparkTables(spark), HereTables()):
+    for tables in (SparkTables(spark), LocalTables()):
         found = compare.against_origin(tables, other, [forged], config(cluster), 5)
         assert (found.examples, found.same) == (((b"key00007", "added"),), len(rows) - 1)
 
 
 def _forged(store: DirectoryStore, like: Manifest, rows: list[dict[str, Any]]) -> Manifest:
-    """The same snapshot with other rows."""
+    """Return the same snapshot with other rows."""
     folder = store.folder(like.id)
     (folder / "data").mkdir(parents=True)
     writer = TableWriter(folder / "data/p1-00000.parquet", "p1")
@@ -179,7 +179,7 @@ def test_workers_that_are_killed_leave_no_trace(
 
 
 def _workers() -> list[int]:
-    """Python processes that run tasks for this process's Spark: children of the one that forks them."""
+    """Return the Python processes that run tasks for this process's Spark: children of the one that forks them."""
     found = []
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
@@ -216,7 +216,7 @@ def test_a_killed_driver_leaves_no_apparent_snapshot_and_the_next_resumes(
 
 
 def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    """A `kvstore snapshot` that finds no Java."""
+    """Run a `kvstore snapshot` that finds no Java."""
     line = [sys.executable, "-m", "kvstore", "snapshot", *words, "--data-dir", str(cluster.local.data_dir)]
     environ = {**os.environ, "KVSTORE_JAVA": "/nonexistent"}
     return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=300)
@@ -225,8 +225,8 @@ def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_small_snapshot_needs_no_spark_and_has_the_same_files(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By commands without a Java into a bucket: a full one, what changed since, the same by Spark's tasks; and what
-    Spark reads there is what the cluster holds."""
+    """By commands without a Java into a bucket: a full snapshot, an incremental, the same by Spark's tasks; and Spark
+    reads the contents of the cluster from it."""
     with s3_server() as bucket:
         where = {each: os.environ[each] for each in os.environ if each[:4] == "AWS_"}
         monkeypatch.setattr(spark.sparkContext, "environment", spark.sparkContext.environment | where)
@@ -238,14 +238,14 @@ def test_a_small_snapshot_needs_no_spark_and_has_the_same_files(
         client.delete(b"key00004")
         done = command(cluster, "create", *to, "--incremental", "--json")
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert (told["kind"], told["path"]) == ("incremental", f"{store.root}/{told['id']}")
-        assert 2 <= told["rows"] < ROWS
-        last = store.load(told["id"])
+        answer = json.loads(done.stdout)
+        assert (answer["kind"], answer["path"]) == ("incremental", f"{store.root}/{answer['id']}")
+        assert 2 <= answer["rows"] < ROWS
+        last = store.load(answer["id"])
         assert_right(cluster, store, last)
         assert_store_is_the_same(spark, cluster, store, last)
         done = command(cluster, "verify", str(store.root), "--store")
-        assert (done.returncode, done.stdout.splitlines()[1:2]) == (0, [f"the store is the same: {_same(client)}"])
+        assert (done.returncode, done.stdout.splitlines()[1:2]) == (0, [f"the store is identical: {_same(client)}"])
         assert "no Java" in command(cluster, "verify", str(store.root), "--store", "--master", "local[1]").stderr
 
         third = take(spark, cluster, store, instance=last.cluster, split_bytes=4 * SPLIT_BYTES)
@@ -260,7 +260,7 @@ def test_a_small_snapshot_needs_no_spark_and_has_the_same_files(
 
 def _same(client: Client) -> str:
     size = sum(len(key) + len(item.value) for key, item in client.scan())
-    return f"0 keys added, 0 removed, 0 changed, {client.count()} the same; {size} bytes before, {size} after"
+    return f"0 keys added, 0 removed, 0 changed, {client.count()} unchanged; {size} bytes before, {size} after"
 
 
 # ── S6: pins ──

@@ -1,4 +1,4 @@
-"""A snapshot's pin is renewed for as long as its job runs, and a job whose pin has ended is ended too."""
+"""A snapshot's pin is renewed while its job runs, and a job whose pin has expired is ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT_S = 30
 
 
 class Servers:
-    """Renewals, each with the answer that comes next; the last answer stays."""
+    """Renewals, each with the next answer; the last answer is repeated."""
 
     def __init__(self, *answers: Exception | None) -> None:
         self._answers = list(answers)
@@ -78,7 +78,7 @@ class Servers:
         return []
 
 
-LOOK_S = 0.01
+CHECK_S = 0.01
 
 
 def servers(monkeypatch: pytest.MonkeyPatch, *answers: Exception | None) -> Servers:
@@ -99,7 +99,7 @@ def test_a_pin_is_renewed_again_and_again_also_when_that_fails(
     monkeypatch: pytest.MonkeyPatch, fails: Exception
 ) -> None:
     found = servers(monkeypatch, None, fails, None)
-    with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, LOOK_S):
+    with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, CHECK_S):
         for _ in range(4):
             assert found.renewed.acquire(timeout=WAIT_S)
     assert not found.cancelled.is_set()
@@ -107,13 +107,13 @@ def test_a_pin_is_renewed_again_and_again_also_when_that_fails(
 
 
 def test_an_incremental_holds_the_logs_from_its_parent_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a partition that has joined since from its beginning; that of one that has left cannot be held."""
+    """The log of a partition that joined since is held from its beginning; that of one that left cannot be held."""
     found = servers(monkeypatch, None)
     places = tuple(replace(each, sequence=7) for each in places_of([]))
     joined, left = replace(places[0], partition="p3"), replace(places[0], partition="p4", ledger=-1)
     plan = replace(PLAN, partitions=(*places, joined, left))
     parent = manifest_of("s0", None, (*places, replace(left, ledger=2)))
-    with create.kept(wanted(parent=parent), plan, SparkRunner(found.session), lambda: None, LOOK_S):
+    with create.kept(wanted(parent=parent), plan, SparkRunner(found.session), lambda: None, CHECK_S):
         for _ in range(2):
             assert found.renewed.acquire(timeout=WAIT_S)
     assert found.held[0] == {"p1": 7, "p2": 7, "p3": 0}
@@ -137,7 +137,7 @@ def test_an_expired_pin_ends_the_job_and_is_its_error(monkeypatch: pytest.Monkey
     found = servers(monkeypatch, NoSuchPin("gone"))
 
     def job() -> None:
-        with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, LOOK_S):
+        with create.kept(wanted(), PLAN, SparkRunner(found.session), lambda: None, CHECK_S):
             assert found.cancelled.wait(WAIT_S)
             raise Unavailable("the Spark job failed: cancelled")
 
@@ -151,20 +151,20 @@ def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_released(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
 ) -> None:
     """Only the pin kept the log of a partition that left meanwhile."""
-    told: list[str] = []
+    events: list[str] = []
     nothing: Any = None
 
     def hold(_: object) -> None:
-        told.append("held")
+        events.append("held")
         if fails:
             raise Unavailable("away")
 
     monkeypatch.setattr(create, "resumed_or_none", lambda *_: (nothing, PLAN))
     monkeypatch.setattr(create, "_finished", lambda *_: manifest_of("s1", None, places_of([])))
-    monkeypatch.setattr(create, "_give_back", lambda *_: told.append("given back"))
+    monkeypatch.setattr(create, "_release_pin", lambda *_: events.append("released"))
     with pytest.raises(Unavailable) if fails else nullcontext():
         create.create(DirectoryStore(tmp_path), wanted(), Mock(), lambda *_: None, hold)
-    assert told == ["held", "given back"]
+    assert events == ["held", "released"]
 
 
 def test_abandoned_work_is_resumed_only_while_its_logs_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,12 +182,12 @@ def test_abandoned_work_is_resumed_only_while_its_logs_are_held(monkeypatch: pyt
 
 @pytest.mark.parametrize("fails", [OSError(errno.ESTALE, "stale file handle"), Unavailable("s3://x: Timeout")])
 def test_a_directory_that_cannot_be_listed_ends_no_renewal(monkeypatch: pytest.MonkeyPatch, fails: Exception) -> None:
-    """A shared file system has its moments, and so has an object store; the pin ended while the job ran."""
+    """A shared file system can be slow for a moment, and so can an object store; the pin expired while the job ran."""
 
-    def look() -> None:
+    def check() -> None:
         raise fails
 
     found = servers(monkeypatch, None)
-    with create.kept(wanted(), PLAN, SparkRunner(found.session), look, LOOK_S):
+    with create.kept(wanted(), PLAN, SparkRunner(found.session), check, CHECK_S):
         for _ in range(2):
             assert found.renewed.acquire(timeout=WAIT_S)

@@ -1,4 +1,5 @@
-"""Incrementals and restores while their driver, or a leader, is killed: whole and right, or it says what to do."""
+"""Incrementals and restores while their driver, or a leader, is killed: complete and correct, or with a message about
+the remedy."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
 SLOW_MIB = 0.1
-"""A second: what has changed, 100 KiB in each partition, takes some."""
+"""With this rate the changes, 100 KiB in each partition, take some seconds."""
 Base = tuple[DirectoryStore, Manifest]
 
 
 @pytest.fixture(scope="module")
 def base(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectoryStore, Manifest]:
-    """A full snapshot, and changes behind it."""
+    """A full snapshot, and changes after it."""
     store = DirectoryStore(tmp_path_factory.mktemp("kills") / "snapshots")
     with Client(cluster.url + "?timeout=30s") as client:
         fill(client)
@@ -52,7 +53,7 @@ def base(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Di
 
 
 def test_a_driver_that_is_interrupted_leaves_no_process(cluster: Cluster, base: Base, tmp_path: Path) -> None:
-    """While its JVM starts, which would wait for a driver that is gone."""
+    """While its JVM starts, which would wait for a missing driver."""
     words = ("create", "--to", str(tmp_path / "snapshots"), "--rate", str(SLOW_MIB))
     with running(cluster, tmp_path / "log", *words) as driver:
         wait_until_blocking(lambda: has_java(driver.pid), timeout_s=200, what="Java")
@@ -76,8 +77,8 @@ def test_a_driver_interrupted_while_tasks_write_ends_and_is_resumed(
     with running(cluster, log, *words) as driver:
         wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
         kill(driver, signal.SIGINT)
-        told = "kvstore: interrupted: the same command goes on with what is done, if it runs within 15 minutes\n"
-        assert (driver.returncode, log.read_text()) == (130, told)
+        message = "kvstore: interrupted: run the same command within 15 minutes to continue\n"
+        assert (driver.returncode, log.read_text()) == (130, message)
     assert len(store.remains()) == 1
     assert_right(cluster, store, take(None, cluster, store, instance=full.cluster))
 

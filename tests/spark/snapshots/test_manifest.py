@@ -1,4 +1,4 @@
-"""A manifest says what was written, or is refused."""
+"""A manifest equals its written form, or is refused."""
 
 from dataclasses import replace
 

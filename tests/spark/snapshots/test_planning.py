@@ -1,4 +1,4 @@
-"""A full snapshot's pieces are the pinned store, every token of it once, and a task reads its piece and no other."""
+"""The parts of a full snapshot are the pinned store, every token once, and a task reads only its part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STORE = PinnedStore(
 
 
 class Feeds:
-    """What servers say of the logs of p1 and p2, which serve, and of p8, which had left."""
+    """The servers' answers about the logs of p1 and p2, which serve, and of p8, which had left."""
 
     found = (
         *(PartitionFeed(each, 0, 90, False, ("s:1",)) for each in ("p1", "p2")),
@@ -129,18 +129,18 @@ def feeds_with(*ended: str) -> dict[str, PartitionFeed]:
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_partition_that_joined_and_left_since_the_parent_is_included(plan: planning.Plan, is_gone: bool) -> None:
-    """Its changes were in no incremental, and `verify` said that all was well."""
+    """Its changes were in no incremental, and `verify` reported no problem."""
     feeds = feeds_with("p9") | ({"p9": GONE} if is_gone else {})
     with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not in snapshot s0.*full snapshot"):
         list(left_places(parent_of(plan), STORE.partitions, feeds))
 
 
 GONE = PartitionFeed("p9", 0, 0, True, (), "", True)
-"""Servers know that it has been there, and nothing more."""
+"""Servers know only that it has existed."""
 
 
 def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Plan) -> None:
-    """It owned nothing then, and was taken for one that had left."""
+    """It owned nothing then, and was treated as one that had left."""
     joining = replace(parent_of(plan).partitions[0], partition="p9", sequence=5, ranges=())
     parent = manifest_of("s0", None, (*plan.partitions, joining))
     found = {each.partition: each for each in left_places(parent, STORE.partitions, feeds_with("p9"))}
@@ -150,7 +150,7 @@ def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Pla
 
 
 def test_the_logs_after_a_snapshot_include_partitions_that_joined_since(plan: planning.Plan) -> None:
-    """And of who has left since: only a pin keeps that log."""
+    """The same for partitions that have left since: only a pin keeps such a log."""
     p1, p2, p8 = Feeds.found
     feeds = (p1, p2._replace(ended=True), p8, GONE, PartitionFeed("p10", 0, 3, False, ()))
     assert planning.behind(parent_of(plan), feeds) == {"p1": 70, "p2": 70, "p10": 0}
@@ -158,7 +158,7 @@ def test_the_logs_after_a_snapshot_include_partitions_that_joined_since(plan: pl
 
 
 def test_a_full_snapshot_names_partitions_that_left_before_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was logged there behind them would be in no snapshot."""
+    """Changes logged there after them would be in no snapshot."""
     ended = tuple(each._replace(ended=True) for each in Feeds.found)
     looks, seen = iter([Feeds.found, ended]), list[str]()
 
@@ -183,8 +183,8 @@ def test_a_full_snapshot_names_partitions_that_left_before_its_positions(monkeyp
 def test_a_partition_that_owns_nothing_is_in_a_snapshot_too(
     monkeypatch: pytest.MonkeyPatch, parent: Manifest | None
 ) -> None:
-    """Its ranges were moved off by hand: what had changed there since the parent was in no incremental, and when it
-    owned some again, deletes elsewhere were undone by what its log had said before."""
+    """Its ranges were moved away by hand: changes there since the parent were in no incremental, and when it owned
+    some again, its old log entries undid deletes made elsewhere."""
 
     class Feed(Feeds):
         found = (*Feeds.found[:2], PartitionFeed("p7", 0, 55, False, ("s:1",)))

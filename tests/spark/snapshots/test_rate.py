@@ -1,4 +1,4 @@
-"""A rate bounds what a task reads, whatever it had left of it before."""
+"""A rate limits the reads of a task, whatever it had left before."""
 
 import pyarrow as pa
 import pytest
@@ -8,7 +8,7 @@ from kvstore.spark.snapshots.tasks import paced
 
 
 class Clock:
-    """Goes on by what is slept, and by what work takes."""
+    """Advances by the sleeps and by the duration of the work."""
 
     def __init__(self) -> None:
         self.now = 100.0

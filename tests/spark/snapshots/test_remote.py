@@ -1,6 +1,5 @@
-"""Snapshots where nothing is renamed as a whole: each step at which a driver may die, two drivers at once, a parent
-that goes while it gets a child. On S3 over HTTP, on fsspec's memory, and on a file system that renames.
-"""
+"""Snapshots on stores without atomic renames: each step at which a driver may die, two drivers at once, and a parent
+that is removed while it gets a child. On S3 over HTTP, on fsspec's memory, and on a file system that renames."""
 
 from __future__ import annotations
 
@@ -52,14 +51,14 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> RemotePath:
 
 @pytest.fixture
 def store(root: RemotePath, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
-    """Drivers are soon taken for dead."""
+    """Drivers are presumed dead after a short time."""
     monkeypatch.setattr(objects, "COUNT_S", 0.05)
     monkeypatch.setattr(objects, "LEASE_S", 0.5)
     return RemoteStore(root)
 
 
 def attempt(work: Work, piece: SnapshotPart, *, noted: bool = True) -> DataFile:
-    """What a task leaves: the file and, if it came to its end, the note beside it."""
+    """The output of a task: the file and, if it finished, the note beside it."""
     name = f"{piece.name}.{uuid4().hex}"
     with local_copy_of(work.attempts / f"{name}.parquet") as path:
         file = TableWriter(path, piece.partition).close(path.name)
@@ -76,12 +75,12 @@ def published(store: RemoteStore, name: str, parent: str | None = None) -> None:
 
 
 def killed(work: Work) -> None:
-    """As by a signal: its lock stays, and counts no more."""
+    """As by a signal: its lock remains, and expires."""
     assert work._lock is not None
     work._lock.stop()
 
 
-# ── coming ──
+# ── publishing ──
 
 
 def test_a_complete_snapshot_is_published_with_one_attempt_of_each_part(store: RemoteStore) -> None:
@@ -119,7 +118,7 @@ def test_killed_at_any_step_no_snapshot_appears_and_the_next_resumes(
     killed(work)
     assert store.ids() == []
     (found,) = store.remains()
-    again = Work.of_the_dead_or_none(store, found)
+    again = Work.abandoned_or_none(store, found)
     assert again is not None
     assert again.plan_or_none() == PLAN
     assert again.finished() == winners
@@ -176,12 +175,12 @@ def test_a_finished_piece_that_was_damaged_and_a_torn_note_do_not_count(store: R
 
 
 def test_the_work_of_a_running_driver_is_not_changed(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # it is seen to live long before, however slow the machine is
+    monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # another process sees it alive long before
     work = Work.begin(store, PLAN)
     (folder,) = store.remains()
-    assert Work.of_the_dead_or_none(store, folder) is None
+    assert Work.abandoned_or_none(store, folder) is None
     work.release()
-    again = Work.of_the_dead_or_none(store, folder)
+    again = Work.abandoned_or_none(store, folder)
     assert again is not None, "at once, since the one before gave it back"
     again.release()
 
@@ -198,7 +197,7 @@ def test_of_several_that_find_a_driver_dead_one_resumes(store: RemoteStore, monk
 
     monkeypatch.setattr(RemotePath, "create", create_together)
     with ThreadPoolExecutor(4) as threads:
-        found = [each for each in threads.map(lambda _: Work.of_the_dead_or_none(store, folder), range(4)) if each]
+        found = [each for each in threads.map(lambda _: Work.abandoned_or_none(store, folder), range(4)) if each]
     assert len(found) == 1
     found[0].release()
 
@@ -207,13 +206,13 @@ def test_a_paused_driver_gives_way_and_leaves_the_other_snapshot_intact(store: R
     stopped = Work.begin(store, PLAN)
     winners = {piece.name: attempt(stopped, piece) for piece in PIECES}
     killed(stopped)
-    other = Work.of_the_dead_or_none(store, stopped.folder)
+    other = Work.abandoned_or_none(store, stopped.folder)
     assert other is not None
     with pytest.raises(Unavailable, match="another driver took this driver for dead and continues its work"):
         stopped.publish(PLAN, winners, 2)
     manifest = other.publish(PLAN, {piece.name: attempt(other, piece) for piece in PIECES}, 3)
 
-    # Behind its look at the lock, at the last moment: only one manifest is put, and the files are not the same ones.
+    # After its check of the lock, at the last moment: only one manifest is stored, and the files differ.
     late = Work(store, stopped.folder)
     mine = {piece.name: attempt(late, piece) for piece in PIECES}
     with pytest.raises(Unavailable, match="snapshot s1 was published by another driver"):
@@ -222,7 +221,7 @@ def test_a_paused_driver_gives_way_and_leaves_the_other_snapshot_intact(store: R
     assert list(verify.problems_of(store, [manifest])) == []
 
 
-# ── going ──
+# ── removing ──
 
 
 def test_work_that_another_process_continues_stays(store: RemoteStore) -> None:
@@ -245,13 +244,13 @@ def test_a_planned_parent_is_not_removed_and_a_removed_one_gets_no_child(store: 
     assert not store.remove("a")
     assert store.ids() == ["a"]
     work.remove()
-    (store._marks("a") / "mark-x").write(b"")  # whoever removes it has come so far
+    (store._marks("a") / "mark-x").write(b"")  # the removing process has come so far
     assert not store.may_continue("a")
     assert store.remove("a")
 
 
 def test_a_process_that_gives_way_keeps_the_removal_mark_of_another(store: RemoteStore) -> None:
-    """Two prune at once: the first has looked before there was a plan, the second finds it."""
+    """Two prune commands at once: the first has checked before there was a plan, the second finds it."""
     published(store, "a")
     (store._marks("a") / "mark-of-the-first").write(b"")
     work = Work.begin(store, replace(PLAN, id="b", kind=SnapshotKind.INCREMENTAL, parent="a"))
@@ -261,7 +260,7 @@ def test_a_process_that_gives_way_keeps_the_removal_mark_of_another(store: Remot
 
 
 def test_a_removal_presumed_dead_meanwhile_gives_way(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mark is gone, so nobody who looks for one since then would see it."""
+    """Its mark is removed, so a process that checks since then would not see it."""
     published(store, "a")
 
     def stands_still(self: RemoteStore, snapshot: str) -> bool:
@@ -276,7 +275,7 @@ def test_a_removal_presumed_dead_meanwhile_gives_way(store: RemoteStore, monkeyp
 def test_a_killed_removal_is_finished_or_undone(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     published(store, "a")
     published(store, "b")
-    (store._marks("b") / "mark-x").write(b"")  # killed behind the mark
+    (store._marks("b") / "mark-x").write(b"")  # killed after the mark
     with monkeypatch.context() as patched:
         patched.setattr(RemotePath, "remove_all", died)
         with pytest.raises(Killed):
@@ -295,7 +294,7 @@ def test_a_snapshot_that_is_being_restored_stays(store: RemoteStore, monkeypatch
     published(store, "a")
     published(store, "b")
     with monkeypatch.context() as patched:
-        patched.setattr(objects, "LEASE_S", PATIENCE_S)  # it is seen to live long before
+        patched.setattr(objects, "LEASE_S", PATIENCE_S)  # another process sees it alive long before
         with store.reading(["a"]):
             assert not store.remove("a")
             assert store.ids() == ["a", "b"]
@@ -339,7 +338,7 @@ def test_a_manifest_that_is_missing_or_torn_is_damage(store: RemoteStore) -> Non
         store.load("a")
 
 
-# ── places ──
+# ── paths ──
 
 
 def run(*words: object) -> tuple[int, str]:
@@ -353,26 +352,26 @@ def test_the_commands_take_a_url(store: RemoteStore) -> None:
     published(store, "b", "a")
     assert store_at(f"{store.root}/b")[1] == "b"
     assert run("verify", store.root) == (0, "intact: a, b; 0 rows\n")
-    code, told = run("list", store.root)
-    assert (code, told.count("usable")) == (0, 2)
+    code, output = run("list", store.root)
+    assert (code, output.count("usable")) == (0, 2)
     path = store.folder("b") / store.load("b").files[0].path
     path.write(path.read_bytes() + b"\0")
     assert "as in the manifest" in run("verify", store.root)[1]
     published(store, "c")
-    code, told = run("prune", store.root, "--keep", "1")
-    assert (code, sorted(told.split())[:1]) == (0, ["a"]) or "removed" in told
+    code, output = run("prune", store.root, "--keep", "1")
+    assert (code, sorted(output.split())[:1]) == (0, ["a"]) or "removed" in output
     assert store.ids() == [chains.newest_or_none(store.load_all()).id]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("nothing://host/x", "nothing://host/x: Protocol not known: nothing"),
         ("memory://nowhere/at/all", "memory://nowhere/at/all is not a directory of snapshots"),
     ],
 )
-def test_urls_that_name_nothing_are_refused(url: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_urls_that_name_nothing_are_refused(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         store_at(url)
 
 

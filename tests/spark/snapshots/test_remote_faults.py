@@ -1,4 +1,4 @@
-"""Object stores at their worst: answers that are lost, drivers that sleep, clocks that are wrong, servers that fail."""
+"""Faults of object stores: lost answers, paused drivers, wrong clocks, failing servers."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def bucket() -> Iterator[str]:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
-    """In memory; drivers are soon taken for dead."""
+    """In memory; drivers are presumed dead after a short time."""
     monkeypatch.setattr(objects, "COUNT_S", 0.05)
     monkeypatch.setattr(objects, "LEASE_S", 0.5)
     return RemoteStore(RemotePath(f"memory://{uuid4().hex}/x"))
 
 
-# ── answers that are lost ──
+# ── lost answers ──
 
 
 def test_a_manifest_whose_answer_was_lost_is_published_and_keeps_its_files(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client sends again what has arrived already, and is refused: by its own manifest."""
+    """The client repeats a request that has already arrived, and is refused because of its own manifest."""
     store = RemoteStore(RemotePath(f"{bucket}/{uuid4().hex}"))
     send = AIOHTTPSession.send
     lost: list[str] = []
@@ -77,7 +77,7 @@ def test_a_manifest_whose_answer_was_lost_is_published_and_keeps_its_files(
 
 @pytest.mark.parametrize("fails", [FileExistsError("refused"), OSError(22, "PreconditionFailed")])
 def test_a_file_stored_despite_an_error_counts_as_stored(monkeypatch: pytest.MonkeyPatch, fails: OSError) -> None:
-    """Not all stores say that it was the condition which failed."""
+    """Not all stores report that the condition was the reason of the failure."""
     place = RemotePath(f"memory://{uuid4().hex}/x")
     put = MemoryFileSystem.pipe_file
 
@@ -95,23 +95,23 @@ def test_a_file_stored_despite_an_error_counts_as_stored(monkeypatch: pytest.Mon
         RemotePath(f"memory://{uuid4().hex}/x").create(b"mine")
 
 
-# ── drivers that sleep ──
+# ── paused drivers ──
 
 
 def test_a_driver_that_slept_takes_no_file_that_the_other_has_published(store: RemoteStore) -> None:
-    """The other went on with its pieces: the manifest names the files of both."""
+    """The other continued with its parts: the manifest names the files of both."""
     stopped = Work.begin(store, PLAN)
     winners = {PIECES[0].name: attempt(stopped, PIECES[0])}
     own = {**winners, PIECES[1].name: attempt(stopped, PIECES[1], noted=False)}
     killed(stopped)
-    other = Work.of_the_dead_or_none(store, stopped.folder)
+    other = Work.abandoned_or_none(store, stopped.folder)
     assert other is not None
     found = other.finished()
     assert found == winners
-    (stopped.folder / "attempts" / own[PIECES[1].name].path).write(b"")  # it wakes up, and writes what is its own
+    (stopped.folder / "attempts" / own[PIECES[1].name].path).write(b"")  # it wakes up, and writes its own manifest
     manifest = other.publish(PLAN, {**found, PIECES[1].name: attempt(other, PIECES[1])}, 3)
 
-    late = Work(store, stopped.folder)  # behind its look at the lock
+    late = Work(store, stopped.folder)  # after its check of the lock
     own[PIECES[1].name] = attempt(late, PIECES[1])
     with pytest.raises(Unavailable, match="was published by another driver"):
         late.publish(PLAN, own, 4)
@@ -122,10 +122,10 @@ def test_a_driver_that_slept_takes_no_file_that_the_other_has_published(store: R
 def test_a_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: RemoteStore) -> None:
     stopped = Work.begin(store, PLAN)
     killed(stopped)
-    other = Work.of_the_dead_or_none(store, stopped.folder)
+    other = Work.abandoned_or_none(store, stopped.folder)
     assert other is not None
     winners = {piece.name: attempt(other, piece) for piece in PIECES}
-    stopped.remove()  # as when its pin has ended
+    stopped.remove()  # as when its pin has expired
     manifest = other.publish(PLAN, winners, 3)
     assert list(verify.problems_of(store, [manifest])) == []
 
@@ -133,7 +133,7 @@ def test_a_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: Re
 def test_a_driver_paused_before_its_manifest_publishes_no_removed_files(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pin has ended meanwhile: the other removes its work instead of going on with it."""
+    """Its pin has expired meanwhile: the other removes its work instead of resuming it."""
     stopped = Work.begin(store, PLAN)
     winners = {piece.name: attempt(stopped, piece) for piece in PIECES}
     put, slept = RemotePath.create, []
@@ -157,7 +157,7 @@ def test_a_driver_paused_before_its_manifest_publishes_no_removed_files(
 def test_a_publisher_whose_work_is_about_to_be_removed_gives_way(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other has put its mark, and may not see the manifest."""
+    """The other has stored its mark, and may not see the manifest."""
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     mark = store._mark("s1")
@@ -166,7 +166,7 @@ def test_a_publisher_whose_work_is_about_to_be_removed_gives_way(
     assert store.ids() == []
     mark.unlink()
     work.release()
-    again = Work.of_the_dead_or_none(store, work.folder)
+    again = Work.abandoned_or_none(store, work.folder)
     assert again is not None
     manifest = again.publish(PLAN, again.finished(), 3)
     assert list(verify.problems_of(store, [manifest])) == []
@@ -178,7 +178,7 @@ def test_work_that_is_published_just_as_another_removes_it_stays(
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     manifest = work.publish(PLAN, winners, 2)
-    looks, is_published = [False], RemoteStore._is_published  # the manifest comes right behind the first look
+    looks, is_published = [False], RemoteStore._is_published  # the manifest is stored right after the first check
     monkeypatch.setattr(RemoteStore, "_is_published", lambda *args: looks.pop() if looks else is_published(*args))
     store.remove_work(work.folder)
     assert looks == []
@@ -193,7 +193,7 @@ def test_work_that_is_published_just_as_another_removes_it_stays(
 def test_a_listing_that_another_thread_has_begun_before_hides_no_file(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer came in between: drivers remember listings, and a file that had been sent was not there."""
+    """Its answer came in between: drivers cache listings, and a file that had been sent was missing."""
     folder = RemotePath(f"{bucket}/{uuid4().hex}")
     (folder / "a").write(b"a")
     _, path = remote._opened(str(folder))
@@ -208,20 +208,20 @@ def test_a_listing_that_another_thread_has_begun_before_hides_no_file(
     assert [each.name for each in folder.iterdir()] == ["a", "b"]
 
 
-# ── clocks, and what stays behind ──
+# ── clocks, and remains ──
 
 
 def test_work_ages_even_if_other_processes_inspect_it_daily(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who wants something else takes its lock, and gives it back: that makes it no younger."""
+    """A process that wants another snapshot takes its lock and releases it: that makes it no younger."""
     killed(Work.begin(store, PLAN))
     (folder,) = store.remains()
     later_s = time.time() + RESUMABLE_S - 60
     monkeypatch.setattr(
         MemoryFileSystem, "modified", lambda fs, path: _moved(fs.store[path], "000002" in path, RESUMABLE_S)
     )
-    again = Work.of_the_dead_or_none(store, folder)
+    again = Work.abandoned_or_none(store, folder)
     assert again is not None
     again.release()
     assert store.stale_remains(later_s) == []
@@ -237,7 +237,7 @@ def _moved(file: MemoryFile, later: bool, seconds: float) -> Any:
 def test_prune_with_a_wrong_clock_takes_nothing_from_a_driver_that_lives(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # it is seen to live long before
+    monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # another process sees it alive long before
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     stale = store.stale_remains(time.time() + 2 * RESUMABLE_S)
@@ -284,11 +284,11 @@ def test_a_password_in_a_url_is_not_shown() -> None:
     assert str(RemotePath("s3://bucket/a:b@c")) == "s3://bucket/a:b@c"
 
 
-# ── servers that fail ──
+# ── failing servers ──
 
 
 def asks_as_most_drivers_do(monkeypatch: pytest.MonkeyPatch, unanswered: str, fails: Exception) -> list[str]:
-    """One question about a place whose name ends so stays without an answer: the list gets it."""
+    """One request for a path whose name ends so is not answered: the list receives it."""
     info, asked = MemoryFileSystem.info, list[str]()
 
     def fail_once(self: MemoryFileSystem, path: str, **more: Any) -> Any:
@@ -351,7 +351,7 @@ def test_the_newest_snapshot_is_not_skipped_if_the_store_does_not_answer(
 
 
 def test_a_file_is_replaced_though_the_driver_cannot_rename_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of HDFS, which says so in an answer that fsspec drops: a driver's count stood still."""
+    """As of HDFS, which reports it in an answer that fsspec drops: a driver's count stopped."""
 
     def move(self: MemoryFileSystem, old: str, new: str, **_: Any) -> None:
         if not self.exists(new):

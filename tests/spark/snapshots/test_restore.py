@@ -1,5 +1,5 @@
-"""A snapshot comes back in a cluster of another shape: all of it, or as it was at a moment. By Spark, and by this
-process alone."""
+"""A snapshot is restored into a cluster with other partitions: all of it, or its state at a time. By Spark, and by
+this process alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvstore.errors import InvalidRequest
 from kvstore.spark.snapshots import chains, compare
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.restore import Restored, _write, restore
 from kvstore.spark.snapshots.tables import Tables
@@ -52,7 +52,7 @@ async def add_half(loader, rows):
 
 Loader.add = add_half
 """
-"""What a driver runs first, to write half of that and no more."""
+"""The code that a driver runs first, to write only half of it."""
 MIDDLE_MS = BEFORE_MS + 100_000
 LATER = [
     Change(b"key0001", b"changed", 3001, MIDDLE_MS),
@@ -124,7 +124,7 @@ def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: (NOW_MS + 365 * 86_400_000) * 1_000_000)
     chain = chains.chain_of(store.load_all(), "b")
-    assert restored(HereTables(), store, chain, Cut(), config, filled=True) == Restored(2001, 1)
+    assert restored(LocalTables(), store, chain, Cut(), config, filled=True) == Restored(2001, 1)
 
 
 def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: DirectoryStore, config: ClientConfig) -> None:
@@ -135,8 +135,8 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: Directo
         with pytest.raises(
             InvalidRequest, match=r"got one with \d+ keys; restore into an empty cluster, or pass --merge"
         ):
-            restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=False)
-        assert restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=True).written == 1999
+            restored(LocalTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=False)
+        assert restored(LocalTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=True).written == 1999
         values = client.get_many([b"new", b"key0500", b"key0001", b"key0003"])
         assert [values[key].value for key in (b"new", b"key0500", b"key0001", b"key0003")] == [
             b"stays",
@@ -147,7 +147,7 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: Directo
 
 
 def test_an_abandoned_attempt_overwrites_nothing_after_the_restore(config: ClientConfig) -> None:
-    """Its machine stood still: another attempt wrote its part, the job ended, and the application began."""
+    """Its machine was stalled: another attempt wrote its part, the job ended, and the application began."""
     schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("expires_at", pa.timestamp("us", "UTC"))])
     batches = [
         pa.RecordBatch.from_pydict({"key": [key], "value": [b"restored"], "expires_at": [None]}, schema=schema)
@@ -180,11 +180,11 @@ def test_a_moment_comes_back_as_it_was(store: DirectoryStore, config: ClientConf
     chain = chains.covering(store.load_all(), None, cut)
     with Client(config) as client:
         emptied(client)
-        restored(HereTables(), store, chain, cut, config, filled=False)
+        restored(LocalTables(), store, chain, cut, config, filled=False)
         assert client.get(b"key0003") is not None
         assert client.get(b"key0002") is None
-        assert compare.against_restored(HereTables(), store, chain, cut, config, 5).count == 0
-        assert compare.against_restored(HereTables(), store, chain, Cut(), config, 5).examples == (
+        assert compare.against_restored(LocalTables(), store, chain, cut, config, 5).count == 0
+        assert compare.against_restored(LocalTables(), store, chain, Cut(), config, 5).examples == (
             (b"key0003", "added"),
         )
 
@@ -203,8 +203,8 @@ def test_a_restore_resumes_after_a_killed_driver_and_survives_leader_loss(
             wait_until_blocking(client.count, timeout_s=200, what="a first key")
             kill(driver)
         assert 0 < client.count() < RESTORED, "what was on its way may still come"
-        with pytest.raises(InvalidRequest, match=r"the cluster holds \d+ keys: .*--merge"):
-            restored(HereTables(), store, chain, Cut(), config, filled=False)
+        with pytest.raises(InvalidRequest, match=r"got one with \d+ keys; .*--merge"):
+            restored(LocalTables(), store, chain, Cut(), config, filled=False)
         victim = leader_of(cluster, "p1")
         killed: list[str] = []
 
@@ -213,9 +213,9 @@ def test_a_restore_resumes_after_a_killed_driver_and_survives_leader_loss(
                 killed.append(victim)
                 cluster.kill(victim)
 
-        monkeypatch.setattr("kvstore.spark.snapshots.restore.LOOK_S", 0.01)  # it takes a second or two
-        done = restore(HereTables(), store, chain, Cut(), config, into_filled=True, progress=kill_once)
+        monkeypatch.setattr("kvstore.spark.snapshots.restore.POLL_S", 0.01)  # it takes a second or two
+        done = restore(LocalTables(), store, chain, Cut(), config, into_filled=True, progress=kill_once)
         assert (killed, done.written) == ([victim], RESTORED)
         assert client.count() == RESTORED
-    found = compare.against_restored(HereTables(), store, chain, Cut(), config, 5)
+    found = compare.against_restored(LocalTables(), store, chain, Cut(), config, 5)
     assert (found.count, found.same) == (0, RESTORED)

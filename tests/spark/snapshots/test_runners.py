@@ -1,4 +1,4 @@
-"""Which runner takes a snapshot, by what the servers say; and what ends one that nobody works for."""
+"""The choice of the runner of a snapshot by the servers' answers; and the end of a runner without progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S
 
 
 class Said:
-    """Servers whose partition has so many changes, and so many keys; None: the user may not know."""
+    """Servers whose partition has so many changes and so many keys; None: the user may not read them."""
 
     def __init__(self, changes: int | None, keys: int | None) -> None:
         self._changes, self._keys = changes, keys
@@ -58,11 +58,11 @@ def test_a_full_snapshot_is_small_by_its_changes_or_else_by_its_keys(
 
 
 class Starving:
-    """A Spark of which no task runs once `tasks` looks are over; its job ends when it is cancelled."""
+    """A Spark in which no task runs after `tasks` polls; its job ends when it is cancelled."""
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
-        self.looks = 0
+        self.polls = 0
         self.cancelled = threading.Event()
         self.defaultParallelism = 2
 
@@ -83,8 +83,8 @@ class Starving:
         return [1]
 
     def getStageInfo(self, _: int) -> Any:
-        self.looks += 1
-        return SimpleNamespace(numActiveTasks=int(self.looks <= self._tasks))
+        self.polls += 1
+        return SimpleNamespace(numActiveTasks=int(self.polls <= self._tasks))
 
     def parallelize(self, *_: Any) -> Starving:
         return self
@@ -102,12 +102,12 @@ class Starving:
 
 @pytest.mark.parametrize("does", ["wake", "run"])
 def test_a_job_that_loses_all_executors_fails(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pin was renewed for as long as Spark waited, which is for ever."""
-    monkeypatch.setattr(runners, "LOOK_S", 0.01)
+    """Its pin was renewed for as long as Spark waited, which was without limit."""
+    monkeypatch.setattr(runners, "POLL_S", 0.01)
     monkeypatch.setattr(runners, "STARVED_S", 0.3)
     spark = Starving(tasks=50)
     runner = SparkRunner(spark.session)
     job: Any = None
     with pytest.raises(Unavailable, match="Spark gave the job no executor for"):
         _ = runner.wake() if does == "wake" else runner.run(job, [job], "g")  # type: ignore[func-returns-value]
-    assert spark.looks > 50, "as long as tasks run nobody is impatient"
+    assert spark.polls > 50, "as long as tasks run nobody is impatient"

@@ -160,7 +160,7 @@ def test_a_row_group_too_large_for_memory_is_refused(tmp_path: Path, options: di
 def test_pages_are_refused_by_their_headers_if_the_footer_has_no_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:
-    """As with a footer that somebody has changed: here nobody looks at it."""
+    """As with a changed footer: it is not read here."""
     path = tmp_path / "x.parquet"
     made = batch([(b"%d" % number, bytes(1 << 20), number + 1, 1, 1, 0) for number in range(100)])
     pq.write_table(pa.Table.from_batches([made]), path, compression="zstd", **options)
@@ -187,7 +187,7 @@ def test_long_name_of_a_partition_is_not_repeated_in_every_row(tmp_path: Path) -
 
 
 def stored_as_told(path: Path) -> StoredFile:
-    """The file with a manifest's entry that agrees with it, as somebody who changes both would write it."""
+    """Return the file with a manifest entry that agrees with it, as after a deliberate change of both."""
     with pq.ParquetFile(path) as file:
         rows = file.metadata.num_rows
     data = path.read_bytes()

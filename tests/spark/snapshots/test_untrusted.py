@@ -1,4 +1,4 @@
-"""A directory of snapshots that other accounts have changed: links, files that unpack without bound, forgeries."""
+"""A directory of snapshots that other accounts have changed: links, files that unpack without limit, forgeries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots import stored, verify
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.here import HereTables
+from kvstore.spark.snapshots.local_tables import LocalTables
 from kvstore.spark.snapshots.manifest import Manifest, decode, encode
 from kvstore.spark.snapshots.places import open_store
 from kvstore.spark.snapshots.signing import KEY, KEY_FILE, keys_of_environment
@@ -39,7 +39,7 @@ import atexit, pathlib, runpy
 atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text()))
 runpy.run_module("kvstore", run_name="__main__", alter_sys=True)
 """
-"""Runs a command, and prints how much memory it has had. `wait4` would count the memory of the process that forked."""
+"""Runs a command, and prints its memory use. `wait4` would count the memory of the process that forked."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 def linked(path: Path, outside: Path) -> None:
-    """Move the file or folder away, and put a symbolic link in its place."""
+    """Move the file or folder elsewhere, and put a symbolic link in its place."""
     os.rename(path, outside)
     path.symlink_to(outside)
 
@@ -64,7 +64,7 @@ def piped(path: Path, outside: Path) -> None:
 READS: dict[str, Callable[[DirectoryStore, Manifest], object]] = {
     "load": lambda store, manifest: store.load(manifest.id),
     "check_files": lambda store, manifest: verify.check_files(store, [manifest], lambda _: None),
-    "rows": lambda store, manifest: list(HereTables().folded(store, [manifest], Cut()).batches()),
+    "rows": lambda store, manifest: list(LocalTables().folded(store, [manifest], Cut()).batches()),
 }
 
 
@@ -98,11 +98,11 @@ def test_manifest_of_any_size_is_not_read_into_memory(store: DirectoryStore, mon
         store.load("a")
 
 
-# ── files that unpack without bound ──
+# ── files that unpack without limit ──
 
 
 def bomb(path: Path, rows: int) -> None:
-    """Write a small file with values of 1 MiB each, of which it holds one."""
+    """Write a small file with values of 1 MiB each; it contains one of them."""
     indices = pa.array([0] * rows, pa.int32())
     table = pa.table(
         {

@@ -1,4 +1,4 @@
-"""Every kind of damage is found, and named, without a cluster."""
+"""Every kind of damage is found and named without a cluster."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def found(store: DirectoryStore, *chain: Manifest) -> list[str]:
 
 
 def with_file(store: DirectoryStore, manifest: Manifest, changes: list[Change]) -> Manifest:
-    """The snapshot with other rows in p1's file, described as correctly as its writer would."""
+    """Return the snapshot with other rows in p1's file, described as correctly as its writer would."""
     folder = store.folder(manifest.id)
     (folder / "data/p1-00000.parquet").unlink()
     file = file_of(folder, "p1", changes)
@@ -90,9 +90,9 @@ def test_a_shortened_file_is_found(store: DirectoryStore) -> None:
 
 def test_a_record_of_another_partition_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
-    stranger = next(c for c in LOG if c.partition == "p2" and c.value is not None)
-    (told,) = found(store, with_file(store, manifest, [stranger]))
-    assert "has records that the partition did not own" in told
+    foreign = next(c for c in LOG if c.partition == "p2" and c.value is not None)
+    (message,) = found(store, with_file(store, manifest, [foreign]))
+    assert "has records that the partition did not own" in message
 
 
 def test_records_twice_or_out_of_order_are_found(store: DirectoryStore) -> None:
@@ -126,8 +126,8 @@ def test_a_manifest_that_lies_about_rows_is_found(store: DirectoryStore) -> None
     file = replace(manifest.files[0], rows=manifest.files[0].rows + 1, deletes=1)
     lying = replace(manifest, files=(file, *manifest.files[1:]), rows=manifest.rows + 1)
     (store.folder("a") / NAME).write_bytes(encode(lying))
-    (told,) = found(store, store.load("a"))
-    assert re.search(r"expected \d+ rows as in the manifest, got \d+", told)
+    (message,) = found(store, store.load("a"))
+    assert re.search(r"expected \d+ rows as in the manifest, got \d+", message)
     deletes = replace(manifest.files[0], deletes=1)
-    (told,) = found(store, replace(manifest, files=(deletes, *manifest.files[1:])))
-    assert re.search(r"has \d+ rows with 0 deletes, but the manifest states \d+ and 1", told)
+    (message,) = found(store, replace(manifest, files=(deletes, *manifest.files[1:])))
+    assert re.search(r"has \d+ rows with 0 deletes, but the manifest states \d+ and 1", message)

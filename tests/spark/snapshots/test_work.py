@@ -1,4 +1,4 @@
-"""Work that is half done looks like no snapshot, and whoever goes on with it trusts only what is whole."""
+"""Incomplete work never appears as a snapshot, and a resuming process uses only complete files."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ WANTED = SnapshotRequest(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), insta
 
 
 def attempt(work: Work, piece: SnapshotPart, *, noted: bool = True) -> DataFile:
-    """What a task leaves: the file and, if it came to its end, the note beside it."""
+    """The output of a task: the file and, if it finished, the note beside it."""
     path = work.attempts / f"{piece.name}.{uuid4().hex}.parquet"
     file = TableWriter(path, piece.partition).close(path.name)
     if noted:
@@ -106,7 +106,7 @@ def test_a_task_on_a_full_disk_gives_a_remedy(store: DirectoryStore, monkeypatch
 def test_work_does_not_begin_in_a_folder_of_another_process(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who looks for what killed drivers have left sees it for a moment without a lock."""
+    """A process that searches for abandoned work sees it for a moment without a lock."""
     monkeypatch.setattr(stores, "lock_or_none", lambda folder: None)
     with pytest.raises(BlockingIOError, match="another snapshot is being started here; retry"):
         Work.begin(store, PLAN)
@@ -150,7 +150,7 @@ def test_killed_at_any_step_no_snapshot_appears_and_the_next_resumes(
     work.release()
     assert store.ids() == []
     (found,) = store.remains()
-    again = Work.of_the_dead_or_none(store, found)
+    again = Work.abandoned_or_none(store, found)
     assert again is not None
     assert again.plan_or_none() == PLAN
     assert again.finished() == winners
@@ -202,7 +202,7 @@ def test_a_note_that_was_torn_does_not_count(store: DirectoryStore) -> None:
 def test_the_work_of_a_running_driver_is_not_changed(store: DirectoryStore) -> None:
     Work.begin(store, PLAN)
     (folder,) = store.remains()
-    assert Work.of_the_dead_or_none(store, folder) is None
+    assert Work.abandoned_or_none(store, folder) is None
     store.remove_remains([folder])
     assert folder.exists()
 
@@ -233,7 +233,7 @@ def test_removing_withdraws_the_snapshot_before_its_files(
 
 
 def test_a_snapshot_that_is_being_restored_stays(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The retention may name it no more: it was there when somebody chose it, and is the only copy."""
+    """The retention may not name it any more: it existed when a user chose it, and it is the only copy."""
     log = some_log(20)
     full(store, "a", log)
     full(store, "b", log)
@@ -263,7 +263,7 @@ def test_two_may_remove_the_same_at_once(store: DirectoryStore) -> None:
 def test_a_removal_waits_for_a_process_that_adds_a_child(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was gone under a snapshot that was published meanwhile, and which nobody could restore."""
+    """It was removed under a snapshot that was published meanwhile and that could not be restored."""
     parent = full(store, "a", some_log(9))
     monkeypatch.setattr(stores, "LOCK_S", 0.0)
     with store.coming_and_going():
@@ -291,7 +291,7 @@ def test_a_snapshot_whose_manifest_is_missing_is_damaged(store: DirectoryStore) 
 
 
 def test_remains_are_removed_without_a_new_file_in_them(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which another `prune`, that removes them too, would find in its way."""
+    """Another `prune` that removes them too would fail at it."""
     gone = store.root / ".gone-a"
     gone.mkdir(parents=True)
     found: list[list[str]] = []
@@ -317,12 +317,12 @@ def test_a_directory_without_snapshots_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "message"),
     [("file", "file is not a directory"), ("file/below/it", "file is not a directory"), ("new/one", "")],
 )
-def test_an_unusable_directory_is_detected_before_the_snapshot_begins(tmp_path: Path, place: str, told: str) -> None:
+def test_an_unusable_directory_is_detected_before_the_snapshot_begins(tmp_path: Path, place: str, message: str) -> None:
     (tmp_path / "file").touch()
-    refused = pytest.raises(ConfigError, match=told) if told else nullcontext()
+    refused = pytest.raises(ConfigError, match=message) if message else nullcontext()
     with refused:
         DirectoryStore(tmp_path / place).check_writable()
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
@@ -341,7 +341,7 @@ except ConfigError as error:
 
 
 @pytest.mark.parametrize(
-    ("mount", "told"),
+    ("mount", "message"),
     [
         (
             'mount -t tmpfs -o nr_inodes=1 tmpfs "$1"',
@@ -350,10 +350,10 @@ except ConfigError as error:
         ('mount -t tmpfs tmpfs "$1"\nmount -o remount,ro "$1"', "{place}: expected to make a directory, got EROFS"),
     ],
 )
-def test_full_or_read_only_directory_is_refused_before_a_snapshot(tmp_path: Path, mount: str, told: str) -> None:
+def test_full_or_read_only_directory_is_refused_before_a_snapshot(tmp_path: Path, mount: str, message: str) -> None:
     need_mounts(tmp_path)
     found = run_mounted(mount, ASK, tmp_path)
-    assert told.format(place=tmp_path) in found.stdout, found.stdout + found.stderr
+    assert message.format(place=tmp_path) in found.stdout, found.stdout + found.stderr
 
 
 def test_a_snapshot_that_is_not_there_is_named_with_those_that_are(store: DirectoryStore) -> None:

@@ -41,7 +41,7 @@ class Rows:
     batches: Read
 
 
-class HereTables:
+class LocalTables:
     """Tables of this process."""
 
     def folded(self, store: SnapshotStore, chain: Sequence[Manifest], cut: Cut, later: Sequence[Read] = ()) -> Rows:

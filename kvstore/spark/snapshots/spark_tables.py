@@ -44,17 +44,17 @@ class SparkTables:
             .when(F.col("old") == F.col("new"), "same")
             .otherwise("changed")
         )
-        told = both.withColumn("kind", F.when(_is_same(columns), "same").otherwise(kind))
+        classified = both.withColumn("kind", F.when(_is_same(columns), "same").otherwise(kind))
         try:
             counted = {
                 row["kind"]: row
-                for row in told.groupBy("kind")
+                for row in classified.groupBy("kind")
                 .agg(F.count("*").alias("rows"), F.sum("old_bytes").alias("old"), F.sum("new_bytes").alias("new"))
                 .collect()
             }
             shown: list[Any] = []
             if examples and counted.keys() - {"same"}:
-                shown = told.where("kind <> 'same'").select("key", "kind").limit(examples).collect()
+                shown = classified.where("kind <> 'same'").select("key", "kind").limit(examples).collect()
         except Exception as error:  # any error of Spark or its JVM
             raise failure_of(error) from error
 

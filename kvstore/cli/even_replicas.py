@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.admin import LOOK_S, Patience
+from kvstore.cli.admin import POLL_S, OutageTolerance
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
 from kvstore.cli.groups import group_of
-from kvstore.cli.operation import said_if_interrupted
+from kvstore.cli.operation import reporting_interrupt
 from kvstore.cli.output import as_json
 from kvstore.cli.replicas import change_replicas, wait_until_replaced
 from kvstore.cli.status.known import Where, cluster_report
@@ -42,7 +42,7 @@ def even_replicas(
     from kvstore.server.placement.balancing import BalancingMove, held_by, next_balancing_move
 
     where, moved = (data_dir, zookeeper, server), list[BalancingMove]()
-    with said_if_interrupted("interrupted; a replica is still moving: see `kvstore ring status`"):
+    with reporting_interrupt("interrupted; a replica is still moving: see `kvstore ring status`"):
         while (move := next_balancing_move(report := cluster_report(where))) is not None:
             change_replicas(ChangeReplicasRequest(**move._asdict()), *where)
             _, holders = wait_until_replaced(move.partition, move.newcomer, *where, timeout_s=timeout)
@@ -64,9 +64,9 @@ def even_replicas(
 def _wait_until_known(partition: str, leaving: str, where: Where, *, timeout_s: float) -> None:
     """Return once the cluster status shows the partition without the replica that left, and all its replicas up. Raises
     Unavailable after `timeout_s`."""
-    deadline, patience = time.monotonic() + timeout_s, Patience()
+    deadline, tolerance = time.monotonic() + timeout_s, OutageTolerance()
     while True:
-        report = patience.look(lambda: cluster_report(where))
+        report = tolerance.poll(lambda: cluster_report(where))
         for each in report.partitions if report is not None else ():
             holders = {replica.server for replica in each.replicas if replica.is_up}
             if each.id == partition and leaving not in holders and len(holders) == len(each.replicas):
@@ -75,4 +75,4 @@ def _wait_until_known(partition: str, leaving: str, where: Where, *, timeout_s: 
             raise Unavailable(
                 f"no server reported all replicas of {partition} up without {leaving} within {timeout_s:g} s"
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
