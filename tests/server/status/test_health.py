@@ -250,7 +250,13 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     ),
     "directory_failed": (one_directory, DEGRADED, "bookie n1-ab", "/disks/b has failed: [Errno 5]", "lost_dirs"),
     "bookie_limbo": (limbo, DEGRADED, "bookie n1-ab", "entries of 1 ledger may be missing", "autorecovery status"),
-    "bookie_conflict": (conflict, DEGRADED, "bookie n1-ab", "refused 2 adds of entries", "back-up-and-restore-metadata.md"),
+    "bookie_conflict": (
+        conflict,
+        DEGRADED,
+        "bookie n1-ab",
+        "refused 2 adds of entries",
+        "back-up-and-restore-metadata.md",
+    ),
     "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 MiB are free, beside 98,304 of its own", "make room"),
     "bookie_cannot_write": (
         without_inodes,
