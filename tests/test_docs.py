@@ -108,3 +108,12 @@ def test_the_architecture_names_every_package() -> None:
     packages = {face.parent.name for face in (ROOT / "kvstore").glob("*/__init__.py")}
     named = set(re.findall(r"\| `kvstore/(\w+)` \|", TEXTS["docs/explanation/architecture.md"]))
     assert named == packages
+
+
+def test_each_design_decision_has_context_decision_and_consequences_and_is_listed() -> None:
+    records = {path: text for path, text in TEXTS.items() if re.fullmatch(r"docs/design/\d{4}-[a-z0-9-]+\.md", path)}
+    assert len(records) > 20
+    parts = ["Context", "Decision", "Consequences"]
+    assert [path for path, text in records.items() if re.findall(r"^## (.*)$", text, re.MULTILINE)[:3] != parts] == []
+    index = TEXTS["docs/design/index.md"]
+    assert [path for path in records if f"]({PurePosixPath(path).name})" not in index] == []

@@ -16,8 +16,10 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
 
+from kvstore.env.liveness.evidence import FORGIVEN_S, HOLD_FIRST_S, HOLD_MAX_S
 from loadtest.drills.load import Load
 from loadtest.drills.mixed import Door, NotDone, Unknown
 from loadtest.drills.net import CLIENTS, ZOOKEEPER, Cut, WiredCluster
@@ -28,6 +30,8 @@ FILE_BYTES = 4_096
 """Limit on the size of a file while files cannot grow: every file that grows is larger."""
 GAVE_UP = "the metadata session cannot be ended"
 """What the watchdog of a node logs last when it ends the process (docs/protocol.md P45)."""
+NOT_LIVE = "node is not live"
+"""What the watchdog of a node logs when it ends the metadata session."""
 AWAY = "away"
 RATES = ("512kbit", "4mbit")
 HICCUP_S = 0.1
@@ -67,6 +71,24 @@ class Field:
     def _gave_up(self, node: str) -> bool:
         log = self.cluster.local.data_dir / "logs" / f"{node}.log"
         return GAVE_UP in log.read_text(errors="replace").rpartition("\n")[0].rpartition("\n")[2]
+
+    def hold_s(self, since: float) -> float:
+        """Return how long a node may stay without a metadata session although it works again (docs/protocol.md P45).
+
+        Args:
+            since: wall-clock time in seconds. A node whose watchdog ended its session later is held.
+        """
+        return max(map(partial(self._hold_s, since=since), self.nodes))
+
+    def _hold_s(self, node: str, since: float) -> float:
+        log = self.cluster.local.data_dir / "logs" / f"{node}.log"
+        hold_s, failed_at = 0.0, 0.0
+        for line in log.read_text(errors="replace").splitlines():
+            if NOT_LIVE in line:
+                before, failed_at = failed_at, time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S"))
+                is_first = failed_at - before > FORGIVEN_S
+                hold_s = HOLD_FIRST_S if is_first else min(HOLD_MAX_S, 2 * hold_s)
+        return hold_s if failed_at >= since else 0.0
 
     def some_time(self) -> float:
         """Seconds: mostly a few, sometimes longer than sessions last."""

@@ -222,3 +222,13 @@ def test_a_count_is_of_one_state() -> None:
 def test_operations_of_one_moment_have_no_order() -> None:
     reads = [asked(commands.get(K), 2.5, 9, record(b"%d" % n, n, 1)) for n in (2, 1)]
     assert judge(TWO_PUTS, PUT_1, asked(commands.put(K, b"2"), 2, 9, 2), *reads).placed == 4
+
+
+def test_equal_operations_each_have_a_mutation_of_their_own() -> None:
+    log = Log().add((K, b"1")).add((K, b"1"), expires_ms=1000).add((K, b"1"), expires_ms=1000)
+    expire = commands.expire(K, 1000)
+    twice = judge(log, asked(commands.put(K, b"1"), 0, 1, 1), asked(expire, 2, 3, True), asked(expire, 2, 3, True))
+    twice.check_nothing_else()
+    once = judge(log, asked(commands.put(K, b"1"), 0, 1, 1), asked(expire, 2, 3, True))
+    with pytest.raises(Wrong, match="nobody has done"):
+        once.check_nothing_else()

@@ -125,7 +125,8 @@ class Witness:
             places = range(least, min(end, least + 2 * len(keys_of(operation.op))) + 1)
         else:
             places = range(floor + 1, end + 1)
-        for seq in places:
+        # Two equal operations fit the same places, so each takes one that no other operation has, if there is one.
+        for seq in sorted(places, key=self._done.__contains__):
             if self._is_done_at(operation, seq):
                 self._expect_above(operation, seq, floor)
                 return seq
